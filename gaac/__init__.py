@@ -1,0 +1,25 @@
+"""gaac: lossless compression of float16 and bfloat16 KV tensors.
+
+`encode` and `decode` take tensors, `compress` and `decompress` take bytes, `inspect` reads a
+header. Importing this package imports numpy and xxhash, and neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from gaac.codec import LEVELS, compress, decode, decompress, encode, inspect
+from gaac.errors import CorruptFrame, GaacError, UnsupportedFrame, UnsupportedTensor
+from gaac.frame import FrameInfo
+
+__all__ = [
+    "LEVELS",
+    "CorruptFrame",
+    "FrameInfo",
+    "GaacError",
+    "UnsupportedFrame",
+    "UnsupportedTensor",
+    "compress",
+    "decode",
+    "decompress",
+    "encode",
+    "inspect",
+]

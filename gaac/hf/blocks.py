@@ -1,0 +1,116 @@
+"""Immutable packed blocks, and the packer that makes and opens them.
+
+A block holds one batch row's keys or values over a fixed number of tokens. Nothing ever writes into
+it, so beams, forks and copies of a cache share blocks by reference and nothing is packed twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import gaac
+
+GAAC_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Codec(Protocol):
+    """Anything that turns a tensor into bytes and back, bit for bit."""
+
+    def encode(self, tensor: torch.Tensor, /) -> Any:
+        """Bytes-like for a [1, kv_heads, tokens, head_dim] tensor."""
+
+    def decode(self, blob: bytes, /) -> torch.Tensor:
+        """The tensor that `encode` was given: same shape, same dtype."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """One packed [1, kv_heads, tokens, head_dim] tensor.
+
+    payload: uint8, one axis, its storage exactly as long as the codec's blob.
+    """
+
+    payload: torch.Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        return self
+
+    def to(self, device: torch.device) -> Block:
+        """This block with its payload on `device`; itself if it is there already."""
+        if self.payload.device == device:
+            return self
+        return Block(self.payload.to(device), self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """When a block is due, how it is packed, and how it is opened again.
+
+    block_tokens: tokens in a block. window: tokens at the end that always stay raw.
+    codec: None for gaac at `level`, else anything with encode and decode.
+    """
+
+    level: int
+    block_tokens: int
+    window: int
+    codec: Codec | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Packer:
+        return self  # codecs often hold handles that cannot be copied
+
+    def blocks_due(self, raw_tokens: int) -> int:
+        """How many blocks a raw tail of this many tokens gives up."""
+        return max(0, raw_tokens - self.window) // self.block_tokens
+
+    def check_dtype(self, dtype: torch.dtype, name: str) -> None:
+        """Raise gaac.UnsupportedTensor where gaac itself has no codec for this dtype."""
+        if self.codec is None and dtype not in GAAC_DTYPES:
+            raise gaac.UnsupportedTensor(
+                f"{name} is {str(dtype).removeprefix('torch.')}; "
+                "load the model in bfloat16 or float16, or pass codec=."
+            )
+
+    def pack(self, tensor: torch.Tensor) -> Block:
+        """A block of a [1, kv_heads, tokens, head_dim] tensor, which is not written to."""
+        if self.codec is None:
+            blob = gaac.encode(tensor, level=self.level)
+        else:
+            # A private copy: some codecs scramble their input while they work.
+            blob = self.codec.encode(tensor.clone(memory_format=torch.contiguous_format))
+        return Block(_payload(blob, tensor.device), tuple(tensor.shape), tensor.dtype)
+
+    def unpack(self, block: Block, out: torch.Tensor) -> None:
+        """Write a block's tensor into `out`, a view of the block's shape and dtype.
+
+        Raises gaac.CorruptFrame for a damaged gaac payload, ValueError where a foreign codec gives
+        back another shape or dtype than it was given.
+        """
+        if self.codec is None:
+            gaac.decode(block.payload, out=out)
+            return
+        tensor = self.codec.decode(block.payload.cpu().numpy().tobytes())
+        if tuple(tensor.shape) != block.shape or tensor.dtype != block.dtype:
+            raise ValueError(
+                f"the codec gave back {tuple(tensor.shape)} {tensor.dtype} for a block of "
+                f"{block.shape} {block.dtype}: decode(encode(tensor)) must restore both."
+            )
+        out.copy_(tensor)
+
+
+def _payload(blob: Any, device: torch.device) -> torch.Tensor:
+    """A codec's blob, copied into a uint8 tensor of exactly its size on `device`."""
+    if isinstance(blob, torch.Tensor):
+        if blob.dtype != torch.uint8:
+            raise TypeError(f"the codec's encode gave a {blob.dtype} tensor: bytes are needed.")
+        data = blob.detach().cpu().numpy().reshape(-1)
+    else:
+        data = np.frombuffer(memoryview(blob).cast("B"), np.uint8)
+    payload = torch.empty(data.size, dtype=torch.uint8)
+    payload.numpy()[:] = data
+    return payload.to(device)

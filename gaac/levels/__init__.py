@@ -1,0 +1,1 @@
+"""The compression levels: one module each, all with the interface of `base.Level`."""

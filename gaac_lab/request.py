@@ -1,0 +1,118 @@
+"""One request as a server sees it: a prefill, then greedy decoding one token at a time.
+
+The steps are driven by hand, not by `generate`, so that two requests can be stepped in turn and each
+step read by a clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gaac_lab import prompts
+from gaac_lab.measure import timed
+
+
+class Request:
+    """A batch of prompts being answered greedily with one cache.
+
+    input_ids: [batch, tokens] int64. After `prefill()` one new token per row is known; each `step()`
+    adds another. `logits` are the last position's, [batch, vocabulary], in the model's dtype.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        cache: Any,
+        attention_mask: torch.Tensor | None = None,
+    ) -> None:
+        self._model, self.cache = model, cache
+        self._input_ids = input_ids.to(model.device)
+        self._mask = None if attention_mask is None else attention_mask.to(model.device)
+        self._arguments = _forward_arguments(model)
+        self._new: list[torch.Tensor] = []
+        self.logits: torch.Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        return int(self._input_ids.shape[0])
+
+    @property
+    def new_tokens(self) -> torch.Tensor:
+        """[batch, tokens decoded so far]."""
+        return torch.cat(self._new, dim=1)
+
+    def prefill(self) -> float:
+        """Read the prompt; seconds until the first new token is known (TTFT), cache included."""
+        _, seconds = timed(self._model.device, lambda: self._advance(self._input_ids))
+        return seconds
+
+    def step(self) -> float:
+        """Decode one token per row; seconds."""
+        if not self._new:
+            raise RuntimeError("call prefill() before step()")
+        if self._mask is not None:
+            one = self._mask.new_ones((self.batch, 1))
+            self._mask = torch.cat([self._mask, one], dim=1)
+        _, seconds = timed(self._model.device, lambda: self._advance(self._new[-1]))
+        return seconds
+
+    def resume(self, other: Request, cache: Any) -> None:
+        """Take over `other`'s prompt as read, with `cache` holding the same tokens."""
+        self._new, self.logits, self.cache = list(other._new), other.logits, cache
+        self._mask = other._mask
+
+    def _advance(self, ids: torch.Tensor) -> None:
+        extra = {} if self._mask is None else {"attention_mask": self._mask}
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=ids,
+                use_cache=True,
+                **{self._arguments.cache: self.cache},
+                **self._arguments.last_only,
+                **extra,
+            )
+            self.logits = output.logits[:, -1]
+            # The token is needed on the host before the next step: what a server waits for too.
+            self._new.append(self.logits.argmax(-1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class _ForwardArguments:
+    cache: str
+    last_only: dict[str, int]
+
+
+def _forward_arguments(model: Any) -> _ForwardArguments:
+    from gaac.hf import cache_argument
+
+    parameters = inspect.signature(model.forward).parameters
+    last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+    return _ForwardArguments(cache_argument(model), last_only)
+
+
+def warm_up(model: Any, make_cache: Any, *, tokens: int = 32, steps: int = 2) -> None:
+    """A short request that is thrown away: the first prefill and the first steps are never typical."""
+    ids = torch.arange(tokens).remainder(model.config.get_text_config().vocab_size).unsqueeze(0)
+    request = Request(model, ids, make_cache())
+    request.prefill()
+    for _ in range(steps):
+        request.step()
+
+
+def prompt_batch(
+    tokenizer: Any, *, tokens: int, batch: int = 1, first: str = "long_document"
+) -> tuple[torch.Tensor, list[prompts.Prompt]]:
+    """[batch, tokens] ids and the prompts behind them: `first`, then the others of the set in turn."""
+    others = [name for name in prompts.names() if name != first]
+    order = [first, *others]
+    chosen = [
+        prompts.build(order[row % len(order)], tokens, tokenizer)
+        for row in range(min(batch, len(order)))
+    ]
+    rows = [chosen[row % len(chosen)] for row in range(batch)]
+    return torch.cat([prompt.input_ids for prompt in rows]), chosen

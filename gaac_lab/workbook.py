@@ -1,0 +1,28 @@
+"""The first line of every notebook: check its parameters, open the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gaac_lab import parameters
+from gaac_lab.runs import Run
+
+
+def start(notebook: str, namespace: Mapping[str, Any]) -> Run:
+    """The run that `notebook` writes to; call it right after the parameters cell with `globals()`.
+
+    Every name in `namespace` that is a workbook parameter is checked, so that a slip in an
+    interactive session fails as clearly as one on the command line, and kept with the results.
+    Raises ParameterError or RunError.
+    """
+    given = {name: namespace[name] for name in parameters.names() if name in namespace}
+    checked = parameters.check(given)
+    run = Run.open(checked.get("out_dir", ""), notebook=notebook, parameters=checked)
+    print(f"results go to {run.dir}")
+    return run
+
+
+def say(line: str) -> None:
+    """Progress of a long cell, a line at a time."""
+    print(line, flush=True)
