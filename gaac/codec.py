@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,7 +170,7 @@ def inspect(blob: Any) -> FrameInfo:
 
 
 def _check_level(level: int) -> None:
-    if isinstance(level, bool) or level not in _REGISTRY:
+    if isinstance(level, bool) or not isinstance(level, int) or level not in _REGISTRY:
         known = ", ".join(f"{number} ({name})" for number, name in LEVELS.items())
         raise GaacError(f"level is {level!r}: choose one of {known}.")
 
@@ -180,7 +181,7 @@ def _plan(shape: tuple[int, ...], dtype: str, level: int, flags: int, width: int
     block_values = max(min(trial.tokens, BLOCK_ROWS) * width, 1)
     room = max(SEGMENT_VALUES // block_values, 1)
     groups = max(min(trial.groups, room), 1)
-    blocks = max(room // groups, 1)
+    blocks = max(min(room // groups, trial.tokens // BLOCK_ROWS), 1)
     return Header(level, dtype, flags, shape, width, BLOCK_ROWS, blocks, groups)
 
 
@@ -210,16 +211,7 @@ def _write(header: Header, words: np.ndarray, tail: np.ndarray, whole: np.ndarra
         parts = [*join_pieces(header, pieces), tail]
         if sum(len(part) for part in parts) < raw_bytes:
             return seal(header, parts)
-    stored = Header(
-        header.level,
-        header.dtype,
-        header.flags | FLAG_STORED,
-        header.shape,
-        header.width,
-        header.block_rows,
-        header.segment_blocks,
-        header.segment_groups,
-    )
+    stored = replace(header, flags=header.flags | FLAG_STORED)
     return seal(stored, [np.ascontiguousarray(whole).reshape(-1).view(np.uint8)])
 
 

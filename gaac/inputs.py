@@ -41,8 +41,10 @@ def as_words(tensor: Any) -> tuple[np.ndarray, str]:
     if torch_module is not None and isinstance(tensor, torch_module.Tensor):
         name = str(tensor.dtype).removeprefix("torch.")
         _check_tensor(name, tensor.ndim)
-        if tensor.layout != torch_module.strided or tensor.is_meta:
+        if tensor.layout != torch_module.strided:
             raise UnsupportedTensor("The tensor is not dense: call .to_dense() on it first.")
+        if tensor.is_meta:
+            raise UnsupportedTensor("The tensor has no values: it is on the meta device.")
         bits = tensor.detach().cpu().view(torch_module.int16)
         return bits.numpy().view(np.uint16), name
     if isinstance(tensor, np.ndarray):
@@ -80,7 +82,8 @@ def check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, dev
             f"out is {out.dtype} {tuple(out.shape)}, the blob holds {dtype} {shape}: give a tensor "
             "of that shape and dtype."
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), shape, strict=True)):
+    spread = zip(out.stride(), shape, strict=True)
+    if out.numel() and any(stride == 0 and size > 1 for stride, size in spread):
         raise UnsupportedTensor("out is an expanded view, whose values share memory: clone it.")
     if device is not None and torch.device(device).type != out.device.type:
         raise UnsupportedTensor(f"out is on {out.device}, device asks for {device}: give only one.")

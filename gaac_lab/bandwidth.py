@@ -7,7 +7,6 @@ cannot be faster than those bytes over the bandwidth.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -58,12 +57,6 @@ def traffic(configuration: Configuration, raw_bytes: int, stored_bytes: int) -> 
     if configuration.is_baseline:
         return Traffic("uncompressed, torch.cat each step", 2 * raw_bytes, raw_bytes)
     return Traffic("blocks materialised each step", stored_bytes + raw_bytes, raw_bytes)
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of the parameters, each shared one once."""
-    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    return sum(unique.values())
 
 
 def crossing(xs: list[float], ratios: list[float], level: float = 1.0) -> float | None:

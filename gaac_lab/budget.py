@@ -223,12 +223,17 @@ def _explain(
         kept = tokens if kind.window_tokens is None else min(tokens, kind.window_tokens)
         capped = "" if kind.window_tokens is None else f" (window {kind.window_tokens:,})"
         parts.append(
-            f"{kind.layers} layers × {kind.kv_heads} KV heads × {width} head_dim × {kept:,} "
-            f"tokens{capped}"
+            f"{_number(kind.layers, 'layer')} × {_number(kind.kv_heads, 'KV head')} × {width} "
+            f"head_dim × {_number(kept, 'token')}{capped}"
         )
     total = format_bytes(_total_bytes(shape, tokens, sequences, value_bytes))
     inner = parts[0] if len(parts) == 1 else "(" + " + ".join(parts) + ")"
-    return f"{inner} × {sequences} sequence(s) × {value_bytes} bytes ({dtype}) = {total}"
+    per_value = f"{_number(value_bytes, 'byte')} ({dtype})"
+    return f"{inner} × {_number(sequences, 'sequence')} × {per_value} = {total}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _notes(shape: Geometry, tokens: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ DEFAULT_TIMEOUT_S = 4 * 3600.0
 
 app = typer.Typer(
     name="gaac-lab",
-    help="Measure on your machine whether lossless KV-cache compression pays, and budget the cache.",
+    help="Measure whether lossless KV-cache compression pays on this machine; budget the cache.",
     epilog="Exit status: 0 done, 1 something failed, 2 the request was wrong and nothing was run.",
     no_args_is_help=True,
     add_completion=False,
@@ -169,13 +169,9 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
     """Write report.html and report.md again, from the results in a run's folder."""
-    from gaac_lab.runs import read_manifest
-
-    folder = run_dir.expanduser().resolve()
-    read_manifest(folder)
     from gaac_lab import report as writer
 
-    typer.echo(f"report: {writer.write(folder)}")
+    typer.echo(f"report: {writer.write(run_dir.expanduser().resolve())}")
 
 
 @app.command()
@@ -225,30 +221,18 @@ def _conclude(result: Any) -> NoReturn:
     raise typer.Exit(result.exit_status)
 
 
-def _config(name: str) -> str | Path:
-    """A path to a config: the path itself, the default model's folder, or a hub's file."""
+def _config(name: str) -> Path:
+    """The path of a config: the file that is named, or that of the model that is."""
     from gaac_lab import models
 
-    if name == "default":
-        if not models.is_fetched():
-            raise RequestError("the default model is not here yet: run `gaac-lab fetch-model`.")
-        return models.default_path()
     path = Path(name).expanduser()
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
+    if path.suffix == ".json":
         return path
-    import huggingface_hub
-
-    try:
-        return huggingface_hub.hf_hub_download(name, "config.json")
-    except Exception as error:  # the HTTP library's own classes differ between hub versions
-        raise RequestError(
-            f"there is no folder {name}, and its config.json cannot be had from the model hub "
-            f"({type(error).__name__}): check the name or the network, or give a config.json."
-        ) from error
+    return models.config_file(name)
 
 
 def _stop(message: str, status: int) -> NoReturn:
-    typer.echo(message, err=True)
+    typer.echo(f"gaac-lab: {message}", err=True)
     raise typer.Exit(status)
 
 
@@ -260,10 +244,11 @@ def main() -> None:
     try:
         app()
     except (RequestError, ProjectNotFound) as error:
-        typer.echo(str(error), err=True)
+        for line in str(error).splitlines():
+            typer.echo(f"gaac-lab: {line}", err=True)
         sys.exit(WRONG_REQUEST)
     except KeyboardInterrupt:
-        typer.echo("Broken off.", err=True)
+        typer.echo("gaac-lab: broken off.", err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -127,7 +127,7 @@ class Fields:
         return (told or there or [(names[0], ABSENT)])[0]
 
     def count(self, names: tuple[str, ...], default: int | None = None) -> int:
-        """A whole number of at least 1; an absent field takes the class default, if one is given."""
+        """A whole number of at least 1; an absent field takes the class default, if any."""
         name, value = self.find(names)
         if isinstance(value, Absent) and default is not None:
             self.notes.append(f"{name} is not in the config: the class default {default} was used")

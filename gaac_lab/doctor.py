@@ -124,8 +124,8 @@ def _plain_version(package: str) -> str | None:
 
 
 def _kernel() -> Iterator[Finding]:
-    """That this Python can be a notebook's kernel."""
-    code = "import ipykernel.kernelapp, papermill; print(ipykernel.__version__)"
+    """That this Python can be a notebook's kernel, and that torch starts in it."""
+    code = "import torch, papermill, ipykernel.kernelapp; print(ipykernel.__version__)"
     try:
         answer = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=KERNEL_TIMEOUT_S
@@ -138,7 +138,7 @@ def _kernel() -> Iterator[Finding]:
         detail = f"papermill {machine.installed_version('papermill')}, ipykernel {version}"
         yield Finding("notebooks", "ok", detail)
     else:
-        yield Finding("notebooks", "missing", f"no kernel can be started: {problem}", INSTALL)
+        yield Finding("notebooks", "missing", f"this Python cannot run them: {problem}", INSTALL)
 
 
 def _hardware() -> Iterator[Finding]:

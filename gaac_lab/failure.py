@@ -32,7 +32,7 @@ def explain(
         return None
     if is_full(execution.error):
         return f"no space is left for {run_dir}: free some, or choose another folder with --out."
-    if type(execution.error).__name__ == "PapermillExecutionError":
+    if execution.is_cell_error:
         return _cell_error(execution.error, run_dir, parameters)
     if execution.exit_code is not None and execution.cell > 0:
         return _dead_kernel(execution, parameters)

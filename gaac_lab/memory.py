@@ -48,6 +48,8 @@ class PeakMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # Asked once: the question itself resets the mark.
+        self._has_process_meter = device.type != "cuda" and can_measure_process()
         release_freed_memory(device)
         self._idle = self._now()
 
@@ -55,7 +57,7 @@ class PeakMeter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        elif can_measure_process():
+        elif self._has_process_meter:
             _CLEAR_REFS.write_text("5")
 
     def read(self) -> Peak:
@@ -65,7 +67,7 @@ class PeakMeter:
             reserved = torch.cuda.max_memory_reserved(self._device) - self._idle[1]
             used = _device_used_bytes(self._device) - self._idle[2]
             return Peak(allocated, allocated, reserved, used, "torch.cuda peak statistics")
-        if not can_measure_process():
+        if not self._has_process_meter:
             reason = "not measured: the process's peak needs Linux and a writable /proc/self"
             return Peak(None, None, None, None, reason)
         peak = _status_bytes("VmHWM") - self._idle[0]
@@ -78,11 +80,11 @@ class PeakMeter:
                 torch.cuda.memory_reserved(self._device),
                 _device_used_bytes(self._device),
             )
-        return (_status_bytes("VmRSS") if can_measure_process() else 0, 0, 0)
+        return (_status_bytes("VmRSS") if self._has_process_meter else 0, 0, 0)
 
 
 def can_measure_process() -> bool:
-    """Whether the kernel lets this process reset its own high-water mark."""
+    """Whether the kernel lets this process reset its own high-water mark; asking resets it."""
     if not sys.platform.startswith("linux") or not _CLEAR_REFS.exists():
         return False
     try:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gaac_lab.fetch import (
+from gaac_lab.default_model import (
     SOURCE,
     WEIGHTS,
     ModelError,
     default_path,
-    fetch_default,
     is_fetched,
     read_source,
 )
+from gaac_lab.fetch import fetch_default
 
 if TYPE_CHECKING:
     import torch
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ModelError",
     "ModelInfo",
+    "config_file",
     "default_path",
     "describe",
     "fetch_default",
     "is_fetched",
     "load",
+    "locate",
     "resolve_device",
     "resolve_dtype",
 ]
@@ -69,7 +71,7 @@ def load(
     checkpoint is never run (trust_remote_code stays off). Raises ModelError with one sentence.
     """
     where = resolve_device(device)
-    source, offline = _locate(name)
+    source, offline = locate(name)
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": offline}
     _quiet_unless_terminal()
     config = _from_pretrained("AutoConfig", name, source, options)
@@ -147,8 +149,11 @@ def describe(model: PreTrainedModel, name: str = DEFAULT) -> ModelInfo:
     )
 
 
-def _locate(name: str) -> tuple[str, bool]:
-    """Where to load from, and whether the network must be left alone."""
+def locate(name: str) -> tuple[str, bool]:
+    """(what to load from, whether the network must be left alone) for a name that `load` takes.
+
+    Raises ModelError if there is nothing under that name; no weights are read.
+    """
     if name == DEFAULT:
         if not is_fetched():
             raise ModelError(
@@ -161,6 +166,20 @@ def _locate(name: str) -> tuple[str, bool]:
     if not HUB_ID.fullmatch(name):
         raise ModelError(f"There is no folder {name}: give a model's folder, a hub id or default.")
     return name, _must_stay_offline(name)
+
+
+def config_file(name: str) -> Path:
+    """The config.json of a model that `load` would take, fetched from the hub if need be."""
+    import huggingface_hub
+
+    source, offline = locate(name)
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder / "config.json"
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, "config.json", local_files_only=offline))
+    except Exception as error:
+        raise ModelError(_why_not_loaded("AutoConfig", name, error)) from error
 
 
 def _checked_folder(folder: Path) -> Path:

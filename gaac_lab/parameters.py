@@ -110,7 +110,7 @@ class Parameters(BaseModel):
         "other codecs to compare, where installed", "[zstd, lz4]", "none of them twice", empty=True
     )
     # 05_lossless
-    prompts: Annotated[list[Name], _DISTINCT] = _list(
+    prompt_names: Annotated[list[Name], _DISTINCT] = _list(
         "names of prompts", "[all] or [log_hunt, chinese]", "none of them twice"
     )
     # 06_bandwidth

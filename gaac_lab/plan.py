@@ -206,7 +206,7 @@ def _check_existence(all_values: list[Values]) -> None:
         from gaac_lab import models
 
         try:
-            models._locate(name)
+            models.locate(name)
         except models.ModelError as error:
             raise RequestError(str(error)) from error
     if wanted := given("prompt") | listed("prompts") - {"all"}:

@@ -38,7 +38,8 @@ class Progress:
 
     def tick(self, execution: Execution) -> None:
         """It is at work. In a log, a line comes only after minutes."""
-        state = f"{duration(execution.seconds)}, cell {execution.cell} of {execution.cells}"
+        cell = f"cell {execution.cell} of {execution.cells}" if execution.cell else "starting"
+        state = f"{duration(execution.seconds)}, {cell}"
         if self._status is not None:
             self._status.update(self._line(state))
         elif self._beats and execution.seconds >= self._beats[0]:

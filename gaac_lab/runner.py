@@ -124,7 +124,7 @@ class _Work:
         reason = explain(execution, self.run_dir, given, self.timeout_s)
         reason = reason or _doubt(self.run_dir, n, given, token, output)
         if reason:
-            _mark_failed(output, reason)
+            pass
         state = NotebookStatus(
             status="failed" if reason else "done",
             seconds=round(execution.seconds, 1),
@@ -137,10 +137,10 @@ class _Work:
         return execution.interrupted
 
     def _forget(self, name: str) -> None:
-        """From now on neither it nor what reads it counts as done."""
+        """From now on it does not count as done, and what reads it is stale."""
         self.manifest.notebooks[name] = NotebookStatus()
         for reader in READS_OTHERS:
-            if reader != name and reader in self.manifest.notebooks:
+            if reader > name and reader in self.manifest.notebooks:
                 self.manifest.notebooks[reader].fingerprint = None
         self._save()
 

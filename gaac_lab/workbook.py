@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gaac_lab import parameters
+from gaac_lab import models, parameters
 from gaac_lab.runs import Run
 
 
@@ -21,6 +21,16 @@ def start(notebook: str, namespace: Mapping[str, Any]) -> Run:
     run = Run.open(checked.get("out_dir", ""), notebook=notebook, parameters=checked)
     print(f"results go to {run.dir}")
     return run
+
+
+def keep_model(run: Run, model: Any, name: str) -> None:
+    """Note in the run which model was measured, in a line for the report."""
+    info = models.describe(model, name)
+    run.note(
+        "model",
+        f"{info.name} ({info.model_type}, {info.parameters / 1e6:,.0f} million parameters, "
+        f"{info.layers} layers) in {info.dtype} on {info.device}, attention {info.attn_implementation}",
+    )
 
 
 def say(line: str) -> None:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DummyLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from gaac.hf.layer import BlockCompressedLayer
+from gaac.hf.versions import dummy_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ def _as_list(states: Any) -> list[Any]:
 
 
 def _kind(layer: Any) -> str:
-    if isinstance(layer, DummyLayer):
+    if isinstance(layer, dummy_layers()):
         return "dummy"
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return "hybrid" if isinstance(layer, CacheLayerMixin) else "linear"

@@ -36,6 +36,8 @@ class BlockCompressedCache(DynamicCache):
     gaac.UnsupportedTensor for KV in another dtype than fp16 or bf16, unless `codec` is given.
     """
 
+    layers: list[Any]
+
     def __init__(
         self,
         config: PreTrainedConfig,

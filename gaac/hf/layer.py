@@ -137,9 +137,7 @@ class BlockCompressedLayer(UnboundedLength, DynamicLayer):
 
     def fork(self) -> BlockCompressedLayer:
         """An independent layer with the same content, all of it shared until one of them grows."""
-        twin = copy.copy(self)
-        twin._lanes = dict(self._lanes)
-        return twin
+        return copy.copy(self)  # lanes are replaced, never changed
 
     @property
     def _batch(self) -> int:

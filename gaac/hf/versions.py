@@ -43,6 +43,17 @@ def cache_argument(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def dummy_layers() -> tuple[type, ...]:
+    """The classes of layers that hold nothing, because another layer holds their KV.
+
+    Before transformers 5.22 or so there is none: such layers are absent from the cache.
+    """
+    from transformers import cache_utils
+
+    found = getattr(cache_utils, "DummyLayer", None)
+    return () if found is None else (found,)
+
+
 class UnboundedLength:
     """A cache layer that grows without end, under both names of the question."""
 

@@ -56,7 +56,7 @@ class Entropy:
         for block in range(blocks):
             rank_of = np.full(256, PATCH, np.uint8)
             rank_of[values[block]] = np.arange(RANKS, dtype=np.uint8)
-            np.take(rank_of, delta[block], out=rank[block])
+            np.take(rank_of, delta[block], out=rank[block], mode="clip")
         more = rank >= np.uint8(MORE)
         planes = [more | (rank == np.uint8(bit)) for bit in (1, 2)]
         planes += [bits.reshape(blocks, -1) for bits in extra]
@@ -110,7 +110,7 @@ class Entropy:
 
 
 def pick(values: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """The values where flags are set, one axis. Faster than a mask where flags follow no pattern."""
+    """The values where flags are set, as one axis: by index, which no pattern of flags slows."""
     picked: np.ndarray = values.reshape(-1)[np.flatnonzero(flags)]
     return picked
 

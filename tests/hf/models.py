@@ -59,7 +59,11 @@ def _mistral() -> PreTrainedModel:
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     config = Gemma3TextConfig(
-        **_SIZES, num_hidden_layers=3, layer_types=types, sliding_window=12, query_pre_attn_scalar=16
+        **_SIZES,
+        num_hidden_layers=3,
+        layer_types=types,
+        sliding_window=12,
+        query_pre_attn_scalar=16,
     )
     return Gemma3ForCausalLM(config)
 

@@ -1,0 +1,71 @@
+"""Inputs for the codec's tests: realistic KV, special values, tensors of any shape and stride."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+LEVELS = (0, 1, 3)
+
+# Words whose meaning is special in one format or the other: zeros, denormals, infinities, quiet
+# and signalling NaNs with payloads, largest and smallest values.
+SPECIAL = [
+    *(0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x03FF, 0x0400, 0x7BFF, 0x7C00, 0xFC00),
+    *(0x7C01, 0x7DFF, 0x7E00, 0xFE55, 0x7F7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFC1, 0xFFFF),
+]
+
+
+def tensor(words: np.ndarray, dtype: str) -> torch.Tensor:
+    """A tensor with these bits."""
+    return torch.from_numpy(np.ascontiguousarray(words).view(np.int16)).view(DTYPES[dtype])
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor, for comparisons in which NaN payloads and -0.0 count."""
+    return value.detach().contiguous().view(torch.int16)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def gaussian(shape: tuple[int, ...], dtype: str, seed: int = 0) -> torch.Tensor:
+    """Normal values with a scale for each channel, as keys and values have."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp2(torch.randn(shape[-1], generator=generator))
+    return (torch.randn(shape, generator=generator) * scale).to(DTYPES[dtype])
+
+
+def random_words(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 65536, shape, dtype=np.uint16)
+
+
+@st.composite
+def word_arrays(draw: st.DrawFn, max_values: int = 6000) -> np.ndarray:
+    """uint16 arrays of one to five axes: normal, random, special or constant bits."""
+    ndim = draw(st.integers(1, 5))
+    last = draw(st.one_of(st.integers(1, 24), st.sampled_from([64, 80, 128, 511, 512])))
+    shape = [last]
+    for _ in range(ndim - 1):
+        room = max(max_values // max(int(np.prod(shape)), 1), 1)
+        shape.insert(0, draw(st.integers(0, min(room, 300))))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pattern = draw(
+        st.sampled_from(["normal16", "normalbf", "random", "special", "constant", "mix"])
+    )
+    if pattern == "random":
+        return rng.integers(0, 65536, shape, dtype=np.uint16)
+    if pattern == "special":
+        return rng.choice(np.array(SPECIAL, np.uint16), shape)
+    if pattern == "constant":
+        return np.full(shape, draw(st.integers(0, 65535)), np.uint16)
+    normal = rng.normal(size=shape).astype(np.float32) * np.exp2(rng.integers(-3, 4, last))
+    if pattern == "normal16":
+        return normal.astype(np.float16).view(np.uint16)
+    words = (normal.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if pattern == "mix":
+        where = rng.random(shape) < 0.05
+        words[where] = rng.choice(np.array(SPECIAL, np.uint16), int(where.sum()))
+    return words

@@ -1,0 +1,143 @@
+"""The rule, on tables made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gaac_lab.decision import Row, decide
+
+RAW = 1000
+
+
+def row(name: str = "gaac", **changes: Any) -> Row:
+    """A lossless gaac row that saves 300 of 1,000 bytes at full speed, unless `changes` say other."""
+    level = changes.pop("level", 1 if name == "gaac" else None)
+    values: dict[str, Any] = {
+        "codec": name,
+        "level": level,
+        "block_tokens": 256,
+        "scope": "kv",
+        "window": 0,
+        "integration": "none" if name == "none" else "materialise",
+        "tokens": 512,
+        "kv_raw_bytes": RAW,
+        "kv_stored_bytes": RAW if name == "none" else 700,
+        "peak_bytes": 5000,
+        "ratio_to_baseline": 1.0,
+        "ratio_low": 0.99,
+        "ratio_high": 1.01,
+        "ratio_n": 16,
+        "tensor_equal": True,
+        "logit_max_abs_diff": 0.0,
+        "tokens_equal": True,
+        **changes,
+    }
+    return Row(label=f"{name} {values['block_tokens']}", **values)
+
+
+BASE = row("none")
+
+
+def speed(middle: float, spread: float = 0.01) -> dict[str, float]:
+    return {
+        "ratio_to_baseline": middle,
+        "ratio_low": middle - spread,
+        "ratio_high": middle + spread,
+    }
+
+
+def test_the_one_that_saves_most_among_the_acceptable_is_chosen() -> None:
+    small = row(block_tokens=512, kv_stored_bytes=650)
+    decision = decide([BASE, row(), small, row("zstd", kv_stored_bytes=600, **speed(0.5))])
+    assert decision.verdict == "enable"
+    assert decision.chosen is not None
+    assert decision.chosen.block_tokens == 512
+    assert "35%" in decision.reason
+
+
+def test_all_too_slow_is_do_not_enable_and_names_the_fastest() -> None:
+    decision = decide([BASE, row(**speed(0.6)), row(block_tokens=512, **speed(0.7))])
+    assert decision.verdict == "do not enable"
+    assert decision.chosen is None
+    assert "gaac 512" in decision.reason
+    assert "0.70×" in decision.reason
+
+
+def test_an_interval_across_the_threshold_is_undecided() -> None:
+    decision = decide([BASE, row(**speed(0.95, 0.05))])
+    assert decision.verdict == "undecided"
+    assert decision.chosen is None
+
+
+def test_a_clear_candidate_beats_an_unclear_one_that_saves_more() -> None:
+    unclear = row(block_tokens=512, kv_stored_bytes=500, **speed(0.95, 0.05))
+    decision = decide([BASE, row(), unclear])
+    assert decision.verdict == "enable"
+    assert decision.chosen is not None
+    assert decision.chosen.block_tokens == 256
+
+
+def test_lossy_never_qualifies_however_good() -> None:
+    decision = decide([BASE, row(tensor_equal=False, kv_stored_bytes=10, **speed(3.0))])
+    assert decision.verdict == "do not enable"
+    assert "Not lossless" in decision.reason
+
+
+def test_a_configuration_that_raises_the_peak_does_not_qualify() -> None:
+    decision = decide([BASE, row(peak_bytes=5100)])
+    assert decision.verdict == "do not enable"
+    assert decision.rows[1].judgement == "raises peak memory"
+
+
+def test_a_peak_within_the_meter_s_own_spread_is_no_rise() -> None:
+    assert decide([BASE, row(peak_bytes=5020)]).verdict == "enable"
+
+
+def test_an_unknown_peak_does_not_stand_against_a_configuration() -> None:
+    assert decide([BASE, row(peak_bytes=None)]).verdict == "enable"
+
+
+def test_what_saves_nothing_does_not_qualify() -> None:
+    decision = decide([BASE, row(kv_stored_bytes=RAW, **speed(1.5))])
+    assert decision.verdict == "do not enable"
+    assert decision.rows[1].judgement == "saves nothing"
+
+
+def test_the_worst_length_counts() -> None:
+    rows = [BASE, row(), row("none", tokens=4096), row(tokens=4096, **speed(0.5))]
+    decision = decide(rows)
+    assert decision.verdict == "do not enable"
+    assert "4,096 tokens" in decision.reason
+
+
+def test_a_length_without_a_baseline_run_says_nothing() -> None:
+    absent = {"status": "out_of_memory", "reason": "out of memory"}
+    rows = [BASE, row(), row("none", tokens=9999, **absent), row(tokens=9999, **absent)]
+    assert decide(rows).verdict == "enable"
+
+
+def test_a_configuration_that_fails_where_the_baseline_runs_is_out() -> None:
+    rows = [BASE, row(status="out_of_memory", reason="out of memory", ratio_low=None)]
+    decision = decide(rows)
+    assert decision.verdict == "do not enable"
+    assert decision.rows[1].judgement == "did not run"
+
+
+def test_the_threshold_is_the_callers() -> None:
+    rows = [BASE, row(**speed(0.8))]
+    assert decide(rows, min_throughput=0.95).verdict == "do not enable"
+    assert decide(rows, min_throughput=0.75).verdict == "enable"
+
+
+def test_nothing_to_decide_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to decide"):
+        decide([BASE])
+    with pytest.raises(ValueError, match="no uncompressed row"):
+        decide([row()])
+
+
+def test_every_row_is_kept_and_judged() -> None:
+    decision = decide([BASE, row(), row(block_tokens=512, **speed(0.1))])
+    assert [r.judgement for r in decision.rows] == [None, "acceptable", "too slow"]

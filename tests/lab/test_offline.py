@@ -1,0 +1,66 @@
+"""KV at rest: another process reads back every bit, and damage is not read back as data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig
+
+from gaac_lab import kv, offline
+
+CONFIG = LlamaConfig(
+    num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, hidden_size=32
+)
+
+
+@pytest.fixture
+def cache() -> Any:
+    held = DynamicCache(config=CONFIG)
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(2):
+        held.update(*torch.randn(2, 1, 2, 300, 16, generator=generator).to(torch.bfloat16), layer)
+    return held
+
+
+@pytest.mark.parametrize("level", [None, 0, 1, 3])
+def test_another_process_reads_back_every_bit(cache: Any, tmp_path: Path, level: int) -> None:
+    written = offline.save(cache, tmp_path / "a b", level=level)
+    assert written["raw_bytes"] == 2 * 2 * 2 * 300 * 16 * 2
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "a b").iterdir())
+    assert written["stored_bytes"] == on_disk
+    read = offline.load_in_another_process(tmp_path / "a b", repeats=2)
+    assert read["equal"]
+    assert read["load_n"] == 2
+    assert kv.same_cache(cache, offline.load(tmp_path / "a b", CONFIG))
+
+
+def test_a_raw_file_with_a_wrong_bit_is_seen(cache: Any, tmp_path: Path) -> None:
+    offline.save(cache, tmp_path, level=None)
+    victim = tmp_path / "layer001.v"
+    data = bytearray(victim.read_bytes())
+    data[1000] ^= 1
+    victim.write_bytes(data)
+    assert not offline.load_in_another_process(tmp_path, repeats=1)["equal"]
+
+
+def test_a_damaged_compressed_file_is_an_error(cache: Any, tmp_path: Path) -> None:
+    offline.save(cache, tmp_path, level=3)
+    victim = tmp_path / "layer000.k"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(offline.OfflineError, match="CorruptFrame"):
+        offline.load_in_another_process(tmp_path, repeats=1)
+
+
+def test_a_folder_without_an_index_was_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(offline.OfflineError, match="did not finish"):
+        offline.load(tmp_path, CONFIG)
+
+
+def test_the_index_is_written_last(cache: Any, tmp_path: Path) -> None:
+    offline.save(cache, tmp_path, level=1)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert all((tmp_path / entry["file"]).exists() for entry in index["entries"])
