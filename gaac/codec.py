@@ -1,7 +1,7 @@
 """The five public functions, and the registry of levels.
 
-Data flows one way: tensor or bytes -> words (uint16, shape (groups, tokens, width)) -> segments ->
-streams -> frame; and back. Adding a level is one module in `gaac.levels` and one name in the
+Data flows one way: tensor or bytes -> words (uint16, shape (matrices, tokens, width)) -> segments
+-> streams -> frame; and back. Adding a level is one module in `gaac.levels` and one name in the
 registry below.
 """
 
@@ -105,8 +105,8 @@ def encode(tensor: Any, *, level: int = 3, kind: str | None = None, rope: Any = 
         body = header.tokens * header.width
         rows = flat[:body].reshape(1, header.tokens, header.width)
         return _write(header, rows, flat[body:].view(np.uint8), words)
-    grouped = words.reshape(header.groups, header.tokens, header.width)
-    return _write(header, grouped, np.zeros(0, np.uint8), words)
+    stacked = words.reshape(header.matrices, header.tokens, header.width)
+    return _write(header, stacked, np.zeros(0, np.uint8), words)
 
 
 def decode(blob: Any, *, device: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -180,9 +180,9 @@ def _plan(shape: tuple[int, ...], dtype: str, level: int, flags: int, width: int
     trial = Header(level, dtype, flags, shape, width, BLOCK_ROWS, 1, 1)
     block_values = max(min(trial.tokens, BLOCK_ROWS) * width, 1)
     room = max(SEGMENT_VALUES // block_values, 1)
-    groups = max(min(trial.groups, room), 1)
-    blocks = max(min(room // groups, trial.tokens // BLOCK_ROWS), 1)
-    return Header(level, dtype, flags, shape, width, BLOCK_ROWS, blocks, groups)
+    matrices = max(min(trial.matrices, room), 1)
+    blocks = max(min(room // matrices, trial.tokens // BLOCK_ROWS), 1)
+    return Header(level, dtype, flags, shape, width, BLOCK_ROWS, blocks, matrices)
 
 
 def _plan_tensor(shape: tuple[int, ...], dtype: str, level: int) -> Header:
@@ -193,14 +193,14 @@ def _plan_tensor(shape: tuple[int, ...], dtype: str, level: int) -> Header:
 
 
 def _write(header: Header, words: np.ndarray, tail: np.ndarray, whole: np.ndarray) -> bytes:
-    """Code the words, (groups, tokens, width), or store the whole where that is not longer."""
+    """Code the words, (matrices, tokens, width), or store the whole where that is not longer."""
     fmt, level = FORMATS[header.dtype], _REGISTRY[header.level]
     raw_bytes = header.raw_bytes
     if header.level and raw_bytes:
         pieces: list[tuple[int, Sequence[np.ndarray]]] = []
         for segment in header.segments():
             cut = words[
-                segment.group_start : segment.group_stop, segment.token_start : segment.token_stop
+                segment.matrix_start : segment.matrix_stop, segment.token_start : segment.token_stop
             ]
             block = np.ascontiguousarray(cut).reshape(segment.blocks, segment.rows, segment.width)
             streams = level.encode(block, fmt)
@@ -240,7 +240,7 @@ def _decode_into(header: Header, pieces: list[Piece], payload: np.ndarray, out: 
         raw = np.empty(header.raw_bytes, np.uint8)
         if out.flags.c_contiguous:
             raw = out.reshape(-1).view(np.uint8)
-        body = 2 * header.groups * header.tokens * header.width
+        body = 2 * header.matrices * header.tokens * header.width
         raw[body:] = payload
         words = raw[:body].view(np.uint16)
         _decode_pieces(header, pieces, words)
@@ -253,11 +253,11 @@ def _decode_into(header: Header, pieces: list[Piece], payload: np.ndarray, out: 
 def _decode_pieces(header: Header, pieces: list[Piece], out: np.ndarray) -> None:
     """Write all segments into `out`, uint16 with as many values as the rows of the frame."""
     fmt = FORMATS[header.dtype]
-    words = out.reshape(header.groups, header.tokens, header.width)
+    words = out.reshape(header.matrices, header.tokens, header.width)
     for piece in pieces:
         segment, level = piece.segment, _REGISTRY[piece.level]
         cut = words[
-            segment.group_start : segment.group_stop, segment.token_start : segment.token_stop
+            segment.matrix_start : segment.matrix_stop, segment.token_start : segment.token_stop
         ]
         shape = (segment.blocks, segment.rows, segment.width)
         block = cut.reshape(shape)

@@ -53,14 +53,14 @@ class FrameInfo:
 
 @dataclass(frozen=True)
 class Segment:
-    """One piece of the content coded by itself: a rectangle of groups by tokens.
+    """One piece of the content coded by itself: a rectangle of matrices by tokens.
 
-    `groups` and `tokens` are half-open ranges; the tokens are cut into `blocks` blocks of `rows`
-    rows per group, ordered by group, then by token.
+    `matrices` and `tokens` are half-open ranges; the tokens are cut into `blocks` blocks of `rows`
+    rows per matrix, ordered by matrix, then by token.
     """
 
-    group_start: int
-    group_stop: int
+    matrix_start: int
+    matrix_stop: int
     token_start: int
     token_stop: int
     rows: int
@@ -69,7 +69,7 @@ class Segment:
     @property
     def blocks(self) -> int:
         tokens = self.token_stop - self.token_start
-        return (self.group_stop - self.group_start) * (tokens // self.rows)
+        return (self.matrix_stop - self.matrix_start) * (tokens // self.rows)
 
     @property
     def values(self) -> int:
@@ -87,14 +87,14 @@ class Header:
     width: int
     block_rows: int
     segment_blocks: int
-    segment_groups: int
+    segment_matrices: int
 
     @property
     def raw_bytes(self) -> int:
         return math.prod(self.shape) * (1 if self.flags & FLAG_BYTES else 2)
 
     @property
-    def groups(self) -> int:
+    def matrices(self) -> int:
         return 1 if self.flags & FLAG_FLAT else math.prod(self.shape[:-2])
 
     @property
@@ -104,11 +104,11 @@ class Header:
     @property
     def tail_bytes(self) -> int:
         """Bytes behind the last whole row of a flat frame."""
-        return self.raw_bytes - 2 * self.groups * self.tokens * self.width
+        return self.raw_bytes - 2 * self.matrices * self.tokens * self.width
 
     @property
     def segment_count(self) -> int:
-        per_column = -(-self.groups // self.segment_groups)
+        per_column = -(-self.matrices // self.segment_matrices)
         full, short = divmod(self.tokens, self.block_rows)
         return per_column * (-(-full // self.segment_blocks) + (short > 0))
 
@@ -122,9 +122,9 @@ class Header:
             yield from self._column(whole, self.tokens, self.tokens - whole)
 
     def _column(self, start: int, stop: int, rows: int) -> Iterator[Segment]:
-        for group in range(0, self.groups, self.segment_groups):
-            last = min(group + self.segment_groups, self.groups)
-            yield Segment(group, last, start, stop, rows, self.width)
+        for matrix in range(0, self.matrices, self.segment_matrices):
+            last = min(matrix + self.segment_matrices, self.matrices)
+            yield Segment(matrix, last, start, stop, rows, self.width)
 
     def pack(self) -> bytes:
         """The bytes before the checksum."""
@@ -139,7 +139,7 @@ class Header:
             self.block_rows,
             self.width,
             self.segment_blocks,
-            self.segment_groups,
+            self.segment_matrices,
         )
 
     def pack_shape(self) -> bytes:
@@ -189,9 +189,9 @@ def unseal(blob: Stream) -> Header:
     if not 1 <= ndim <= MAX_NDIM or reserved or len(blob) < FIXED_BYTES + 8 * ndim:
         raise CorruptFrame("The header contradicts itself: its shape is missing or out of range.")
     shape = struct.unpack_from(f"<{ndim}Q", view, FIXED_BYTES)
-    block_rows, width, segment_blocks, segment_groups = numbers
+    block_rows, width, segment_blocks, segment_matrices = numbers
     header = Header(
-        level, DTYPES[dtype], flags, shape, width, block_rows, segment_blocks, segment_groups
+        level, DTYPES[dtype], flags, shape, width, block_rows, segment_blocks, segment_matrices
     )
     _check(header)
     return header
@@ -205,7 +205,7 @@ def _check(header: Header) -> None:
         and header.block_rows > 0
         and header.width > 0
         and header.segment_blocks > 0
-        and header.segment_groups > 0
+        and header.segment_matrices > 0
         and (flat or not header.flags & FLAG_BYTES)
         and (len(header.shape) == 1 or not header.flags & FLAG_BYTES)
         and (flat or (len(header.shape) >= 2 and header.shape[-1] == header.width))

@@ -50,9 +50,10 @@ def ideal(kv_bytes: int) -> Traffic:
 def traffic(configuration: Configuration, raw_bytes: int, stored_bytes: int) -> Traffic:
     """What this way of keeping the cache moves in a step, counted from its definition.
 
-    Uncompressed, transformers' DynamicCache appends with torch.cat: it reads the old tensors, writes
-    new ones, and attention reads those. Materialising reads the blocks, writes full tensors, and
-    attention reads those. Neither is near the floor; only attention on packed pages can be.
+    Uncompressed, transformers' DynamicCache appends with torch.cat: it reads the old tensors,
+    writes new ones, and attention reads those. Materialising reads the blocks, writes full
+    tensors, and attention reads those. Neither is near the floor; only attention on packed pages
+    can be.
     """
     if configuration.is_baseline:
         return Traffic("uncompressed, torch.cat each step", 2 * raw_bytes, raw_bytes)

@@ -28,8 +28,8 @@ def run(
 
     Keys: tokens, status ("measured", "out_of_memory", "skipped", ...), reason, ttft_s and
     decode_tok_s with their quartiles (_low, _high) and N, kv_raw_bytes, the peaks of
-    `memory_probe.measure`, prompt and prompt_sha256. A length that cannot run keeps its record, with
-    the reason and no numbers.
+    `memory_probe.measure`, prompt and prompt_sha256. A length that cannot run keeps its record,
+    with the reason and no numbers.
     """
     records = []
     for tokens in lengths:
@@ -75,7 +75,7 @@ def series_fields(name: str, series: Series) -> Record:
 
 
 def require_room(model: Any, tokens: int, batch: int = 1) -> None:
-    """Raise MemoryError when not even two copies of the KV fit: one held, one as torch.cat grows it."""
+    """Raise MemoryError when two copies of the KV do not fit: one held, one as torch.cat grows."""
     from gaac_lab.budget import UnsupportedConfig, kv_budget
 
     dtype = str(model.dtype).removeprefix("torch.")

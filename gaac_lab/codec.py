@@ -96,7 +96,8 @@ class KVCodec:
         """
         import torch
 
-        data = memoryview(blob.cpu().numpy() if isinstance(blob, torch.Tensor) else blob).cast("B")
+        plain: Any = blob.cpu().numpy() if isinstance(blob, torch.Tensor) else blob
+        data = memoryview(plain).cast("B")
         stored_dtype, stored_shape, sizes, offset, block_tokens = _read_header(data)
         kind = getattr(torch, stored_dtype)
         if shape is not None and tuple(shape) != stored_shape:
@@ -121,9 +122,7 @@ class KVCodec:
             return gaac.encode(block, level=self.level)
         return PEERS[self.backend].compress(words_of(block), dtype)
 
-    def _decode_block(
-        self, data: memoryview, shape: tuple[int, ...], dtype: str
-    ) -> torch.Tensor:
+    def _decode_block(self, data: memoryview, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         import torch
 
         if self.backend == "gaac":

@@ -78,9 +78,9 @@ def compare(
 ) -> list[Comparison | Failure]:
     """Each configuration against the uncompressed cache, over `rounds` complete runs, in order.
 
-    input_ids: [batch, tokens]. The uncompressed prompt is read anew in every round. `BASELINE` among
-    the configurations is measured like any other: its ratio, near 1, shows the noise. A run that
-    ends for want of memory gives a `Failure` in its place.
+    input_ids: [batch, tokens]. The uncompressed prompt is read anew in every round. `BASELINE`
+    among the configurations is measured like any other: its ratio, near 1, shows the noise. A run
+    that ends for want of memory gives a `Failure` in its place.
     """
     tapes = [_Tape() for _ in configurations]
     warm_up(model, lambda: BASELINE.make_cache(model.config))

@@ -1,9 +1,9 @@
 """From measured rows to one verdict: enable, do not enable, or undecided.
 
-The rule: among the configurations that are lossless, save memory and keep an acceptable share of the
-baseline's decode throughput, the one that saves most is chosen. If none is acceptable, compression
-is not worth it here. Throughput is judged by its interval, not by its median: a configuration whose
-interval holds the threshold is neither accepted nor refused.
+The rule: among the configurations that are lossless, save memory and keep an acceptable share of
+the baseline's decode throughput, the one that saves most is chosen. If none is acceptable,
+compression is not worth it here. Throughput is judged by its interval, not by its median: a
+configuration whose interval holds the threshold is neither accepted nor refused.
 """
 
 from __future__ import annotations
@@ -158,12 +158,18 @@ def _judge(row: Row, baseline: Row, min_throughput: float) -> str:
         return "not measured"
     if row.saved_bytes <= 0:
         return "saves nothing"
-    if row.peak_bytes is not None and baseline.peak_bytes is not None:
-        if row.peak_bytes > baseline.peak_bytes * (1 + PEAK_TOLERANCE):
-            return "raises peak memory"
+    if _raises_peak(row, baseline):
+        return "raises peak memory"
     if row.ratio_high < min_throughput:
         return "too slow"
     return ACCEPTABLE if row.ratio_low >= min_throughput else UNCLEAR
+
+
+def _raises_peak(row: Row, baseline: Row) -> bool:
+    """Whether both peaks are known and this one is higher by more than the meter's own spread."""
+    if row.peak_bytes is None or baseline.peak_bytes is None:
+        return False
+    return row.peak_bytes > baseline.peak_bytes * (1 + PEAK_TOLERANCE)
 
 
 def _best(
@@ -189,7 +195,9 @@ def _why(group: Sequence[Row], min_throughput: float, *, clear: bool) -> str:
     saved = f"{row.label} holds {_share_saved(group):.0%} less KV"
     speed = f"{_ratio(row)} of the uncompressed throughput"
     if clear:
-        return f"{saved}, bit for bit the same, and decodes at {speed} ({min_throughput:g} is asked)."
+        return (
+            f"{saved}, bit for bit the same, and decodes at {speed} ({min_throughput:g} is asked)."
+        )
     return (
         f"{saved}, but its throughput, {_ratio(row)}, lies on both sides of {min_throughput:g}: "
         "repeat with more rounds or on a quieter machine."

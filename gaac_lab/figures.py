@@ -160,7 +160,7 @@ def pareto(rows: Sequence[Row], *, min_throughput: float) -> Figure:
         color=ORANGE,
     )
     for number, row in enumerate(shown, start=1):
-        x, saved = row.ratio_to_baseline or 0.0, 100 * (row.saved_bytes or 0) / row.kv_raw_bytes
+        x, saved = row.ratio_to_baseline or 0.0, _saved_percent(row)
         colour = INK if row.is_baseline else BLUE if row.codec == "gaac" else GREY
         marker = "s" if row.is_baseline else "o" if row.codec == "gaac" else "^"
         spread = [[x - (row.ratio_low or x)], [(row.ratio_high or x) - x]]
@@ -184,7 +184,7 @@ def heatmap(rows: Sequence[Row]) -> Figure:
     table = np.array(
         [
             [
-                100 * (row.saved_bytes or 0) / (row.kv_raw_bytes or 1),
+                _saved_percent(row),
                 row.ratio_to_baseline or 0.0,
                 row.ttft_s or 0.0,
             ]
@@ -204,6 +204,10 @@ def heatmap(rows: Sequence[Row]) -> Figure:
         for column, form in enumerate(("{:.1f}", "{:.2f}", "{:.2f}")):
             axes.text(column, row, form.format(table[row, column]), ha="center", va="center")
     return figure
+
+
+def _saved_percent(row: Row) -> float:
+    return 100 * (row.saved_bytes or 0) / (row.kv_raw_bytes or 1)
 
 
 def time_split(records: pd.DataFrame) -> Figure:

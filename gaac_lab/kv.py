@@ -1,4 +1,4 @@
-"""What a cache holds: full K and V of each layer, and their bytes, for any cache of transformers."""
+"""What a cache holds: full K and V of each layer and their bytes, for any transformers cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class LayerKV:
 
 
 def layers(cache: Any) -> Iterator[LayerKV]:
-    """Every layer that holds KV, one at a time, so that a compressed cache is never open as a whole.
+    """Every layer that holds KV, one at a time, so that a compressed cache is never open as a
+    whole.
 
     Layers that recur, or share another layer's KV, hold none and are left out.
     """

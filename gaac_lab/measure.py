@@ -124,7 +124,9 @@ class Ratio:
     confidence: float
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+def median_interval(
+    values: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float, float]:
     """(low, high, coverage) of the median, with no assumption about the distribution.
 
     Source: the sign test. The k-th smallest and k-th largest of n values enclose the median with

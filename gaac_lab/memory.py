@@ -2,8 +2,8 @@
 
 On CUDA torch's allocator keeps the count: allocated (what tensors hold) is the headline, reserved
 (what the allocator keeps from others) decides whether something fits, and the device's own figure
-is given beside them. On a Linux CPU the kernel keeps it: the process's high-water mark, reset before
-each phase. Elsewhere peak memory is not measured, and says so.
+is given beside them. On a Linux CPU the kernel keeps it: the process's high-water mark, reset
+before each phase. Elsewhere peak memory is not measured, and says so.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 On a CPU the requests run in a process of their own: the environment that makes the kernel's
 high-water mark agree with what was really asked for (freed blocks go back at once) slows a process
 down, so memory and speed are measured apart. A process that the kernel kills for want of memory
-becomes a row with that reason, and the rest go on. On CUDA torch's own statistics need no such care,
-and the requests run here.
+becomes a row with that reason, and the rest go on. On CUDA torch's own statistics need no such
+care, and the requests run here.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def save(cache: Any, folder: Path, *, level: int | None) -> Record:
     written first and the index last, so a folder with an index is complete.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries = []
+    entries: list[Record] = []
     with Stopwatch(_CPU) as watch:
         for layer in kv.layers(cache):
             for part, tensor in layer.parts():

@@ -124,9 +124,7 @@ PEERS: dict[str, Peer] = {
         lambda words, dtype: bytes(_lz4().encode(words)),
         lambda data, dtype, count: np.frombuffer(bytearray(_lz4().decode(data)), np.uint16),
     ),
-    "blosc2": Peer(
-        "zstd level 1, byte shuffle", ("blosc2",), _blosc2_compress, _blosc2_decompress
-    ),
+    "blosc2": Peer("zstd level 1, byte shuffle", ("blosc2",), _blosc2_compress, _blosc2_decompress),
     "pcodec": Peer(
         "level 8 on 16-bit integers",
         ("numcodecs", "pcodec"),

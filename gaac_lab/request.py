@@ -1,7 +1,7 @@
 """One request as a server sees it: a prefill, then greedy decoding one token at a time.
 
-The steps are driven by hand, not by `generate`, so that two requests can be stepped in turn and each
-step read by a clock.
+The steps are driven by hand, not by `generate`, so that two requests can be stepped in turn and
+each step read by a clock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from gaac_lab.measure import timed
 class Request:
     """A batch of prompts being answered greedily with one cache.
 
-    input_ids: [batch, tokens] int64. After `prefill()` one new token per row is known; each `step()`
-    adds another. `logits` are the last position's, [batch, vocabulary], in the model's dtype.
+    input_ids: [batch, tokens] int64. After `prefill()` one new token per row is known; each
+    `step()` adds another. `logits` are the last position's, [batch, vocabulary], in the model's
+    dtype.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ def _forward_arguments(model: Any) -> _ForwardArguments:
 
 
 def warm_up(model: Any, make_cache: Any, *, tokens: int = 32, steps: int = 2) -> None:
-    """A short request that is thrown away: the first prefill and the first steps are never typical."""
+    """A short request that is thrown away: a first prefill and first steps are never typical."""
     ids = torch.arange(tokens).remainder(model.config.get_text_config().vocab_size).unsqueeze(0)
     request = Request(model, ids, make_cache())
     request.prefill()
@@ -107,7 +108,7 @@ def warm_up(model: Any, make_cache: Any, *, tokens: int = 32, steps: int = 2) ->
 def prompt_batch(
     tokenizer: Any, *, tokens: int, batch: int = 1, first: str = "long_document"
 ) -> tuple[torch.Tensor, list[prompts.Prompt]]:
-    """[batch, tokens] ids and the prompts behind them: `first`, then the others of the set in turn."""
+    """[batch, tokens] ids and their prompts: `first`, then the others of the set in turn."""
     others = [name for name in prompts.names() if name != first]
     order = [first, *others]
     chosen = [

@@ -90,16 +90,13 @@ class _Work:
         self._save()
         names = [n.name for n in self.todo.chosen]
         self.progress.begin(f"{len(names)} notebooks, into {self.run_dir}", names)
-        any_run = False
         for n in self.todo.chosen:
             given = self.todo.parameters[n.name] | {"out_dir": str(self.run_dir)}
             self.manifest.parameters[n.name] = given
             mark = plan.fingerprint(n, given)
-            stale = any_run and n.name in READS_OTHERS
-            if not stale and self._still_stands(n, mark):
+            if self._still_stands(n, mark):
                 self.progress.keep(n.name)
                 continue
-            any_run = True
             if self._run_one(n, given, mark):
                 return True
         return False
@@ -124,7 +121,7 @@ class _Work:
         reason = explain(execution, self.run_dir, given, self.timeout_s)
         reason = reason or _doubt(self.run_dir, n, given, token, output)
         if reason:
-            pass
+            _mark_failed(output, reason)
         state = NotebookStatus(
             status="failed" if reason else "done",
             seconds=round(execution.seconds, 1),

@@ -1,6 +1,8 @@
-"""Where the time of a decode step goes: attention, unpacking and packing blocks, the cache, the rest.
+"""Where the time of a decode step goes: attention, unpacking and packing blocks, the cache, the
+rest.
 
-Timers sit inside the step, so a split step is slower than an untimed one; the shares are the result.
+Timers sit inside the step, so a split step is slower than an untimed one; the shares are the
+result.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def measure(
     }
 
 
-class _timed_attention:  # noqa: N801 - used as a with-statement, like its contextlib kin
+class _timed_attention:
     """Routes the model's attention through a timer, and puts the model back as it was."""
 
     def __init__(self, model: Any, tally: Tally) -> None:

@@ -26,7 +26,8 @@ def points(
 ) -> list[tuple[str, Configuration]]:
     """(variable, configuration) pairs: the baseline, the reference, then one change at a time.
 
-    A value that equals the reference's adds no point. Peers run with the reference's other settings.
+    A value that equals the reference's adds no point. Peers run with the reference's other
+    settings.
     """
 
     def changed(**update: Any) -> Configuration:
@@ -70,7 +71,15 @@ def run(
         else:
             say(f"{len(points)} configurations at {tokens:,} tokens")
             outcomes = _at_length(
-                model, tokenizer, [c for _, c in points], name, prompt, tokens, new_tokens, rounds, say
+                model,
+                tokenizer,
+                [c for _, c in points],
+                name,
+                prompt,
+                tokens,
+                new_tokens,
+                rounds,
+                say,
             )
         records += [
             {

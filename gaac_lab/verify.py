@@ -1,9 +1,9 @@
 """Is it lossless? Three layers, strongest first, and two controls that must fail.
 
-Tensors: the bits of every layer's K and V after a round trip. Logits: the last position, on the same
-path, with and without compression. Token ids: what a user sees; they can agree by luck, so they
-prove nothing on their own. The controls show that the checks can fail: a codec with one wrong bit is
-caught, and random data does not shrink.
+Tensors: the bits of every layer's K and V after a round trip. Logits: the last position, on the
+same path, with and without compression. Token ids: what a user sees; they can agree by luck, so
+they prove nothing on their own. The controls show that the checks can fail: a codec with one wrong
+bit is caught, and random data does not shrink.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def padded_batch(
     tokens: int,
     new_tokens: int,
 ) -> Record:
-    """The same comparison for a left-padded batch: row i holds a prompt of tokens * (i + 1) / rows."""
+    """The same for a left-padded batch: row i holds a prompt of tokens * (i + 1) / rows."""
     rows = len(prompt_names)
     lengths = [max(1, tokens * (index + 1) // rows) for index in range(rows)]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -95,7 +95,7 @@ def _compare_outputs(
     mask: torch.Tensor | None,
     new_tokens: int,
 ) -> Record:
-    """Both requests step by step; the compressed one must hold packed blocks for this to mean much."""
+    """Both requests side by side, compared after the prefill and after each step."""
     plain = Request(model, input_ids, BASELINE.make_cache(model.config), mask)
     packed = Request(model, input_ids, configuration.make_cache(model.config), mask)
     plain.prefill()

@@ -1,5 +1,5 @@
-"""Controls for the budget notebook. Each result also stands as plain text, so nothing is lost without
-a front end that shows widgets."""
+"""Controls for the budget notebook. Each result also stands as plain text, so nothing is lost
+without a front end that shows widgets."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def kv_calculator() -> widgets.Widget:
 
 
 def show_kv_calculator() -> None:
-    """The controls where a front end shows them; everywhere else a sentence stands in their place."""
+    """The controls, and a sentence for where no front end shows them."""
     display(kv_calculator())
     print("Move a control to recompute. No controls above? Run this cell in JupyterLab.")

@@ -26,11 +26,9 @@ def start(notebook: str, namespace: Mapping[str, Any]) -> Run:
 def keep_model(run: Run, model: Any, name: str) -> None:
     """Note in the run which model was measured, in a line for the report."""
     info = models.describe(model, name)
-    run.note(
-        "model",
-        f"{info.name} ({info.model_type}, {info.parameters / 1e6:,.0f} million parameters, "
-        f"{info.layers} layers) in {info.dtype} on {info.device}, attention {info.attn_implementation}",
-    )
+    size = f"{info.parameters / 1e6:,.0f} million parameters, {info.layers} layers"
+    how = f"{info.dtype} on {info.device}, attention {info.attn_implementation}"
+    run.note("model", f"{info.name} ({info.model_type}, {size}) in {how}")
 
 
 def say(line: str) -> None:

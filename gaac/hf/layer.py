@@ -97,6 +97,7 @@ class BlockCompressedLayer(UnboundedLength, DynamicLayer):
         Raises ValueError for a positive number, which older versions of transformers took as a
         target length. The raw window may be shorter afterwards, until new tokens fill it.
         """
+        tokens_to_remove = int(tokens_to_remove)  # assisted decoding may count in a tensor
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop({tokens_to_remove}): pass a negative number, the tokens to remove."

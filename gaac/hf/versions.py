@@ -46,7 +46,7 @@ def cache_argument(model: Any) -> str:
 def dummy_layers() -> tuple[type, ...]:
     """The classes of layers that hold nothing, because another layer holds their KV.
 
-    Before transformers 5.22 or so there is none: such layers are absent from the cache.
+    None in older versions of transformers, whose caches leave such layers out.
     """
     from transformers import cache_utils
 
@@ -58,9 +58,9 @@ class UnboundedLength:
     """A cache layer that grows without end, under both names of the question."""
 
     def get_max_length(self) -> int:
-        """-1: no maximum (the name since transformers 5.20)."""
+        """-1: no maximum (the newer name)."""
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """-1: no maximum (the name until transformers 5.19)."""
+        """-1: no maximum (the older name)."""
         return -1

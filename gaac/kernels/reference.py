@@ -16,9 +16,9 @@ STREAM_COUNT = {0: 1, 1: 5, 3: 6}
 
 @dataclass(frozen=True)
 class Block:
-    """Where one block lies: its group, its first token, its rows."""
+    """Where one block lies: its matrix, its first token, its rows."""
 
-    group: int
+    matrix: int
     token: int
     rows: int
 
@@ -26,20 +26,20 @@ class Block:
 def decode(blob: bytes) -> bytes:
     """The content of an intact blob: for a tensor, its values in C order, little endian."""
     dtype, flags, ndim = blob[6], blob[7], blob[8]
-    block_rows, width, segment_blocks, segment_groups = struct.unpack_from("<HIII", blob, 10)
+    block_rows, width, segment_blocks, segment_matrices = struct.unpack_from("<HIII", blob, 10)
     shape = struct.unpack_from(f"<{ndim}Q", blob, 32)
     position = 32 + 8 * ndim
     if flags & 2:
         return blob[position:]
     values = math.prod(shape) // 2 if flags & 1 else math.prod(shape)
-    groups, tokens = (1, values // width) if flags & 4 else (math.prod(shape[:-2]), shape[-2])
-    segments = list(_segments(groups, tokens, block_rows, segment_blocks, segment_groups))
+    matrices, tokens = (1, values // width) if flags & 4 else (math.prod(shape[:-2]), shape[-2])
+    segments = list(_segments(matrices, tokens, block_rows, segment_blocks, segment_matrices))
     table = []
     for _ in segments:
         (level,) = struct.unpack_from("<I", blob, position)
         table.append((level, struct.unpack_from(f"<{STREAM_COUNT[level]}I", blob, position + 4)))
         position += 4 + 4 * STREAM_COUNT[level]
-    words = [0] * (groups * tokens * width)
+    words = [0] * (matrices * tokens * width)
     for blocks, (level, lengths) in zip(segments, table, strict=True):
         position += -position % 64
         streams = []
@@ -48,14 +48,14 @@ def decode(blob: bytes) -> bytes:
             position += length
         values = _segment(level, dtype, streams, len(blocks), blocks[0].rows, width)
         for block in blocks:
-            start = (block.group * tokens + block.token) * width
+            start = (block.matrix * tokens + block.token) * width
             for i in range(block.rows * width):
                 words[start + i] = next(values)
     return struct.pack(f"<{len(words)}H", *words) + blob[position:]
 
 
 def _segments(
-    groups: int, tokens: int, block_rows: int, segment_blocks: int, segment_groups: int
+    matrices: int, tokens: int, block_rows: int, segment_blocks: int, segment_matrices: int
 ) -> Iterator[list[Block]]:
     """The blocks of each segment, in the order of the frame."""
     full = tokens // block_rows
@@ -66,10 +66,10 @@ def _segments(
     if tokens % block_rows:
         columns.append([full * block_rows])
     for column in columns:
-        for first in range(0, groups, segment_groups):
+        for first in range(0, matrices, segment_matrices):
             yield [
-                Block(group, token, min(block_rows, tokens - token))
-                for group in range(first, min(first + segment_groups, groups))
+                Block(matrix, token, min(block_rows, tokens - token))
+                for matrix in range(first, min(first + segment_matrices, matrices))
                 for token in column
             ]
 

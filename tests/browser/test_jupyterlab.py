@@ -32,8 +32,8 @@ def lab(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     settings = root / "settings"
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}",
-        "--ServerApp.ip=127.0.0.1", "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True",
-        f"--ServerApp.root_dir={root}",
+        "--ServerApp.ip=127.0.0.1", "--IdentityProvider.token=",
+        "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={root}",
         "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]  # fmt: skip
     environment = {

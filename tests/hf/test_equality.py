@@ -40,7 +40,7 @@ KINDS = {
     "lfm2": ["linear", "blocks", "linear"],
     "qwen3_next": ["linear", "blocks"],
     "deepseek_v3": ["blocks"] * 2,
-    "gemma3n": ["sliding", "blocks", "dummy", "dummy"],
+    "gemma3n": ["sliding", "blocks"],
 }
 PAIRS = [
     (family, scenario)
@@ -96,7 +96,9 @@ def test_a_wrong_bit_is_seen(model_of: ModelOf, expected: Expected, scenario: st
 @pytest.mark.parametrize("family", KINDS)
 def test_only_plain_layers_are_replaced(model_of: ModelOf, family: str) -> None:
     cache = compressed(model_of(family))
-    assert [record.kind for record in cache.layer_bytes()] == KINDS[family]
+    kinds = [record.kind for record in cache.layer_bytes()]
+    # layers that borrow their KV are absent from the cache in older versions of transformers
+    assert [kind for kind in kinds if kind != "dummy"] == KINDS[family]
 
 
 def test_the_assistant_is_sometimes_right_and_sometimes_wrong(

@@ -12,7 +12,7 @@ RAW = 1000
 
 
 def row(name: str = "gaac", **changes: Any) -> Row:
-    """A lossless gaac row that saves 300 of 1,000 bytes at full speed, unless `changes` say other."""
+    """A lossless row that saves 300 of 1,000 bytes at full speed, but for `changes`."""
     level = changes.pop("level", 1 if name == "gaac" else None)
     values: dict[str, Any] = {
         "codec": name,
