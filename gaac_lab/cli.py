@@ -22,7 +22,8 @@ DEFAULT_TIMEOUT_S = 4 * 3600.0
 app = typer.Typer(
     name="gaac-lab",
     help="Measure whether lossless KV-cache compression pays on this machine; budget the cache.",
-    epilog="Exit status: 0 done, 1 something failed, 2 the request was wrong and nothing was run.",
+    epilog="Exit status: 0 done, 1 something failed, 2 the request was wrong and nothing was run, "
+    "130 broken off with Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

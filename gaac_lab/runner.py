@@ -89,7 +89,8 @@ class _Work:
             (self.run_dir / name).unlink(missing_ok=True)
         self._save()
         names = [n.name for n in self.todo.chosen]
-        self.progress.begin(f"{len(names)} notebooks, into {self.run_dir}", names)
+        many = "1 notebook" if len(names) == 1 else f"{len(names)} notebooks"
+        self.progress.begin(f"{many}, into {self.run_dir}", names)
         for n in self.todo.chosen:
             given = self.todo.parameters[n.name] | {"out_dir": str(self.run_dir)}
             self.manifest.parameters[n.name] = given

@@ -17,7 +17,7 @@ class BlockCompressedLayer(UnboundedLength, DynamicLayer):
     """Keys and values of one full-attention layer, in packed blocks and a raw tail.
 
     key_packer, value_packer: None keeps that side raw. `keys` and `values` always give the full
-    [batch, kv_heads, tokens, head_dim] tensors, decoded at each reading: some forty model files
+    [batch, kv_heads, tokens, head_dim] tensors, decoded at each reading: dozens of model files
     read them directly.
     """
 
