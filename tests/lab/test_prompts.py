@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from gaac_lab import prompts
+from gaac_lab.chat_text import conversation_so_far, message
 from gaac_lab.paths import HOME_VARIABLE, data_dir
 from gaac_lab.prompt_sources import CONVERSATIONS, SOURCES
 from gaac_lab.prompts import PromptError
@@ -117,6 +118,16 @@ def test_a_conversation_under_a_strict_template() -> None:
     text = prompts.build("conversation", 6000, TOKENIZERS["llama2"]).text
     assert text.endswith(f"[INST] {question('conversation')} [/INST]")
     assert text.count("[INST]") == text.count("[/INST]") > 2
+
+
+def test_an_answer_that_the_user_said_before_is_found_at_its_own_place() -> None:
+    turns = [message("user", "say b, then stop"), message("assistant", "b")]
+    before, seam, after = conversation_so_far(TOKENIZERS["chatml"], turns)
+    assert before.endswith("<|im_start|>assistant\nb")
+    assert (seam, after) == (
+        "<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
 
 
 def test_the_start_token_stands_once_and_first() -> None:
@@ -278,6 +289,14 @@ def test_a_recipe_is_checked(folder: Path, change: dict[str, Any], message: str)
     path.write_text(yaml.safe_dump({**GOOD, **change}))
     with pytest.raises(PromptError, match=f"mine.yaml: .*{message}"):
         prompts.names()
+
+
+def test_a_filler_is_repeated_only_where_it_must_be(folder: Path) -> None:
+    recipe = {**GOOD, "source": None, "filler": "x" * 500}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    built = {n: prompts.build("mine", n, TOKENIZERS["no template"]) for n in (400, 504, 505)}
+    assert [built[n].repeated for n in (400, 504, 505)] == [False, False, True]
+    assert built[504].text == "x" * 500 + "\n\nQ?"
 
 
 # ---- what is asked for
