@@ -5,14 +5,16 @@ One style, readable when printed in grey: labelled axes with units, no colour wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gaac_lab.decision import Row
 
@@ -35,14 +37,27 @@ _STYLE: dict[str, Any] = {
 }
 
 
+P = ParamSpec("P")
+
+
+def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draws in this module's style, and leaves the reader's own settings alone."""
+
+    @functools.wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with plt.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
 def _figure(width: float = 7.2, height: float = 3.8, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure outside pyplot's registry, so that a notebook shows it once, where it is named."""
-    with plt.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(1, columns, squeeze=False)[0]
-    return figure, list(axes)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
+@_styled
 def kv_growth(
     lengths: Sequence[int], kv_bytes: Sequence[int], weights: int, *, title: str
 ) -> Figure:
@@ -51,11 +66,15 @@ def kv_growth(
     axes.plot(lengths, np.asarray(kv_bytes) / GIB, color=BLUE, marker="o", label="KV cache")
     axes.axhline(weights / GIB, color=ORANGE, linestyle="--", label="weights")
     axes.set(xscale="log", yscale="log", xlabel="context (tokens)", ylabel="memory (GiB)")
+    axes.set_xticks(lengths, [f"{length // 1024}K" for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_title(title)
     axes.legend()
     return figure
 
 
+@_styled
 def entropy_floor(floors: pd.DataFrame) -> Figure:
     """Bits per value by field, beside the 16 bits that a value takes raw. Columns: name, sign_bits,
     exponent_bits, mantissa_bits, ratio."""
@@ -67,15 +86,17 @@ def entropy_floor(floors: pd.DataFrame) -> Figure:
         axes.barh(floors["name"], bits, left=left, color=colour, hatch=hatch, label=part)
         left += bits
     for row, (total, ratio) in enumerate(zip(left, floors["ratio"], strict=True)):
-        axes.text(total + 0.15, row, f"{total:.2f} bits, {ratio:.2f}×", va="center")
+        label = f"{total:.2f} bits, {ratio:.2f}×"
+        axes.text(total - 0.15, row, label, va="center", ha="right", color="white", weight="bold")
     axes.axvline(16, color=INK, linewidth=1)
-    axes.set(xlim=(0, 19.5), xlabel="entropy (bits per value; raw takes 16)")
+    axes.set(xlim=(0, 16.5), xlabel="entropy (bits per value; raw takes 16)")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.45, -0.22))
     return figure
 
 
+@_styled
 def baseline(records: pd.DataFrame) -> Figure:
     """TTFT, decode speed and memory against prompt length; only lengths that were measured."""
     done = records[records["status"] == "measured"]
@@ -101,6 +122,7 @@ def _with_spread(axes: Axes, frame: pd.DataFrame, column: str, colour: str) -> N
     axes.errorbar(frame["tokens"], middle, yerr=errors, color=colour, marker="o", capsize=3)
 
 
+@_styled
 def layer_bytes(records: pd.DataFrame) -> Figure:
     """Raw and held bytes of each layer. Columns: layer, raw_bytes, stored_bytes."""
     figure, (axes,) = _figure()
@@ -112,17 +134,23 @@ def layer_bytes(records: pd.DataFrame) -> Figure:
     return figure
 
 
+@_styled
 def layer_ratios(records: pd.DataFrame) -> Figure:
-    """Compression ratio of K and of V in each layer. Columns: layer, part, ratio, equal."""
-    figure, (axes,) = _figure()
+    """Ratio of K and of V in each layer beside its entropy floor. Columns: layer, part, ratio,
+    floor_ratio."""
+    figure, (axes,) = _figure(width=8.4)
     for part, colour, marker in (("k", BLUE, "o"), ("v", ORANGE, "s")):
-        rows = records[records["part"] == part]
-        axes.plot(rows["layer"], rows["ratio"], color=colour, marker=marker, label=part.upper())
+        rows, name = records[records["part"] == part], part.upper()
+        axes.plot(rows["layer"], rows["ratio"], color=colour, marker=marker, label=name)
+        floor = rows["floor_ratio"]
+        axes.plot(rows["layer"], floor, color=colour, linestyle=":", label=f"{name}, entropy")
     axes.set(xlabel="layer", ylabel="raw bytes / stored bytes", title="Ratio by layer")
-    axes.legend()
+    axes.set_ylim(bottom=1)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 
+@_styled
 def offline(records: pd.DataFrame, prefill_s: float) -> Figure:
     """Loading a document's KV against computing it. Columns: name, load_s, stored_bytes."""
     figure, (time_axes, size_axes) = _figure(width=8.6, height=2.8, columns=2)
@@ -143,6 +171,7 @@ def offline(records: pd.DataFrame, prefill_s: float) -> Figure:
     return figure
 
 
+@_styled
 def pareto(rows: Sequence[Row], *, min_throughput: float) -> Figure:
     """KV memory saved against decode throughput; up and to the right is better."""
     figure, (axes,) = _figure(width=8.4, height=4.6)
@@ -177,6 +206,7 @@ def pareto(rows: Sequence[Row], *, min_throughput: float) -> Figure:
     return figure
 
 
+@_styled
 def heatmap(rows: Sequence[Row]) -> Figure:
     """Every point of the sweep by three numbers, each column shaded by its own range."""
     shown = [row for row in rows if row.ratio_to_baseline is not None and row.kv_raw_bytes]
@@ -210,6 +240,7 @@ def _saved_percent(row: Row) -> float:
     return 100 * (row.saved_bytes or 0) / (row.kv_raw_bytes or 1)
 
 
+@_styled
 def time_split(records: pd.DataFrame) -> Figure:
     """Stacked parts of a decode step, a bar for each way of keeping the cache."""
     figure, (axes,) = _figure(height=0.7 * len(records) + 1.7)
@@ -232,6 +263,7 @@ def time_split(records: pd.DataFrame) -> Figure:
     return figure
 
 
+@_styled
 def batches(records: pd.DataFrame) -> Figure:
     """Throughput ratio against batch, with its interval; 1 is break-even."""
     figure, (axes,) = _figure()
@@ -263,6 +295,7 @@ def batches(records: pd.DataFrame) -> Figure:
     return figure
 
 
+@_styled
 def step_floors(records: pd.DataFrame) -> Figure:
     """Measured step beside the least that memory allows. Columns: label, floor_ms, step_ms."""
     figure, (axes,) = _figure(height=0.6 * len(records) + 1.6)

@@ -7,7 +7,6 @@ pictures inside, so it can be sent as one file.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +65,7 @@ def write(run_dir: Path | str) -> Path:
         lstrip_blocks=True,
         autoescape=lambda name: bool(name) and ".html" in str(name),
     )
+    environment.filters["sentence"] = _sentence
     environment.filters["picture"] = lambda png: _data_uri(folder / png)
     for name in ("report.md", "report.html"):
         text = environment.get_template(f"{name}.j2").render(**context)
@@ -99,7 +99,7 @@ def _context(folder: Path) -> dict[str, Any]:
         "manifest": manifest,
         "problems": _problems(manifest),
         "model": _first_note(receipts, "model"),
-        "machine": manifest.machine if manifest else {},
+        "machine": _machine(manifest),
         "prompts": _first_note(receipts, "prompts"),
     }
 
@@ -122,6 +122,20 @@ def _problems(manifest: runs.Manifest | None) -> list[str]:
         for name, state in manifest.notebooks.items()
         if state.status != "done"
     ]
+
+
+def _machine(manifest: runs.Manifest | None) -> str | None:
+    if manifest is None:
+        return None
+    here = manifest.machine
+    accelerator = here.get("accelerator")
+    name = accelerator["name"] if accelerator else "no accelerator"
+    return f"{here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, {name}"
+
+
+def _sentence(text: str) -> str:
+    """Starts with a capital, unless with the name of a codec."""
+    return text if text.startswith("gaac") else text[:1].upper() + text[1:]
 
 
 def _first_note(receipts: dict[str, runs.Receipt], key: str) -> Any:
@@ -187,8 +201,3 @@ def _lower(value: int | None, other: int | None) -> bool | None:
 
 def _data_uri(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def headlines(sections: Sequence[Section]) -> list[str]:
-    """The sentences of a report, in order."""
-    return [section.headline for section in sections if section.headline]

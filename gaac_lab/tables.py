@@ -67,7 +67,7 @@ def decision_table(rows: Sequence[Row]) -> pd.DataFrame:
 
 def _judgement(row: Row) -> str:
     if row.is_baseline:
-        return "the baseline, against itself" if row.ratio_low is not None else "the baseline"
+        return "baseline (noise)" if row.ratio_low is not None else "baseline"
     if row.reason:
         return f"{row.judgement}: {row.reason}"
     return row.judgement or DASH

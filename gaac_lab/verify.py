@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gaac_lab import kv, prompts
+from gaac_lab import entropy, kv, prompts
 from gaac_lab.compare import max_abs_diff
 from gaac_lab.configuration import BASELINE, Configuration
 from gaac_lab.request import Request
@@ -29,7 +29,11 @@ def read(model: Any, input_ids: torch.Tensor) -> Any:
 
 
 def tensors(cache: Any, codec: Any) -> list[Record]:
-    """One record for K and one for V of each layer: equal, raw_bytes, stored_bytes, ratio."""
+    """One record for K and one for V of each layer.
+
+    Keys: layer, part, equal, raw_bytes, stored_bytes, ratio, and floor_ratio: what the entropy of
+    sign, exponent and mantissa, each on its own, would allow.
+    """
     records = []
     for layer in kv.layers(cache):
         for part, tensor in layer.parts():
@@ -44,6 +48,7 @@ def tensors(cache: Any, codec: Any) -> list[Record]:
                     "raw_bytes": raw,
                     "stored_bytes": len(blob),
                     "ratio": raw / len(blob),
+                    "floor_ratio": entropy.floors(tensor).ratio,
                 }
             )
     return records

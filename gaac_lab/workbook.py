@@ -26,9 +26,10 @@ def start(notebook: str, namespace: Mapping[str, Any]) -> Run:
 def keep_model(run: Run, model: Any, name: str) -> None:
     """Note in the run which model was measured, in a line for the report."""
     info = models.describe(model, name)
+    shown = "SmolLM2-135M-Instruct, the default" if info.name == models.DEFAULT else info.name
     size = f"{info.parameters / 1e6:,.0f} million parameters, {info.layers} layers"
     how = f"{info.dtype} on {info.device}, attention {info.attn_implementation}"
-    run.note("model", f"{info.name} ({info.model_type}, {size}) in {how}")
+    run.note("model", f"{shown} ({info.model_type}, {size}) in {how}")
 
 
 def say(line: str) -> None:

@@ -59,7 +59,7 @@ def test_a_run_without_a_decision_says_so(tmp_path: Path) -> None:
     run.finish()
     html = report.write(tmp_path).read_text()
     assert "No verdict" in html
-    assert "a number" in html
+    assert "A number" in html
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ FIGURES = {
         frame(layer=[0, 1], raw_bytes=[10, 10], stored_bytes=[7, 7])
     ),
     "layer_ratios": lambda: figures.layer_ratios(
-        frame(layer=[0, 0], part=["k", "v"], ratio=[1.4, 1.5], equal=[True, True])
+        frame(layer=[0, 0], part=["k", "v"], ratio=[1.4, 1.5], floor_ratio=[1.5, 1.6])
     ),
     "offline": lambda: figures.offline(
         frame(name=["raw", "gaac"], load_s=[0.1, 0.2], stored_bytes=[10.0, 7.0]), 1.0
