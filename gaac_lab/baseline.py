@@ -38,14 +38,15 @@ def run(
         if reason is not None:
             records.append(_without_numbers(tokens, Failure("skipped", reason)))
             continue
-        built = prompts.build(prompt, tokens, tokenizer)
-        timing = attempt(lambda: _time(model, built, new_tokens, repeats))  # noqa: B023
+        timing = attempt(
+            lambda: _time(model, tokenizer, prompt, tokens, new_tokens, repeats)  # noqa: B023
+        )
         if isinstance(timing, Failure):
             records.append(_without_numbers(tokens, timing))
             continue
         job = memory_probe.MemoryJob(configuration=BASELINE, prompt=prompt, tokens=tokens)
         (peaks,) = memory_probe.measure([job], model=model, tokenizer=tokenizer, name=name)
-        records.append({**timing, **memory_fields(peaks)})
+        records.append({**memory_fields(peaks), **timing})
     return records
 
 
@@ -87,8 +88,11 @@ def require_room(model: Any, tokens: int, batch: int = 1) -> None:
     memory.require(need, model.device, f"the KV cache of {batch} × {tokens:,} tokens")
 
 
-def _time(model: Any, prompt: prompts.Prompt, new_tokens: int, repeats: int) -> Record:
-    require_room(model, prompt.tokens + new_tokens)
+def _time(
+    model: Any, tokenizer: Any, name: str, tokens: int, new_tokens: int, repeats: int
+) -> Record:
+    require_room(model, tokens + new_tokens)
+    prompt = prompts.build(name, tokens, tokenizer)
     warm_up(model, lambda: BASELINE.make_cache(model.config))
     ttft_s, step_s = [], []
     for _ in range(repeats):

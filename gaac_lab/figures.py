@@ -130,7 +130,7 @@ def layer_bytes(records: pd.DataFrame) -> Figure:
     held = records["stored_bytes"] / MIB
     axes.bar(records["layer"], held, color=BLUE, width=0.5, label="held")
     axes.set(xlabel="layer", ylabel="K and V (MiB)", title="Bytes before and after, layer by layer")
-    axes.legend(ncols=2, loc="lower right")
+    axes.legend(ncols=2, loc="upper right", bbox_to_anchor=(1, 1.14))
     return figure
 
 

@@ -106,10 +106,10 @@ def _at_length(
     rounds: int,
     say: Callable[[str], None],
 ) -> list[Record]:
-    ids, (built,) = prompt_batch(tokenizer, tokens=tokens, first=prompt)
     room = attempt(lambda: require_room(model, tokens + new_tokens))
     if isinstance(room, Failure):
         return [comparison_fields(room) for _ in configurations]
+    ids, (built,) = prompt_batch(tokenizer, tokens=tokens, first=prompt)
     compared = compare(model, ids, configurations, new_tokens=new_tokens, rounds=rounds, say=say)
     speeds = codec_speed.measure(model, ids, configurations)
     say("peak memory")
