@@ -59,7 +59,7 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the run. Default: a new one under runs/.", show_default=False
+            help="Folder for the run. Default: a new one under data/runs/.", show_default=False
         ),
     ] = None,
     resume: Annotated[
