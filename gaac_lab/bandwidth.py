@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gaac_lab import accelerators
 from gaac_lab.configuration import Configuration
 from gaac_lab.measure import Series, repeat
 
@@ -23,6 +24,18 @@ def read_gb_s(device: torch.device, *, repeats: int = 9) -> Series:
     buffer = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     seconds = repeat(device, buffer.sum, repeats=repeats)
     return Series.of([size_bytes / value / 1e9 for value in seconds])
+
+
+def beside_data_sheet(device: torch.device, gb_s: float) -> str:
+    """The measured bandwidth beside the device's data sheet, in a sentence."""
+    if device.type != "cuda":
+        return "A CPU's peak depends on its memory modules, which are not known here."
+    name = torch.cuda.get_device_name(device)
+    known = accelerators.find(name)
+    if known is None:
+        return f"{name} is not in data/accelerators.csv."
+    peak = known.memory_bandwidth_gb_s
+    return f"{gb_s / peak:.0%} of the {peak:,.0f} GB/s of its data sheet ({known.source})."
 
 
 @dataclass(frozen=True)
@@ -48,12 +61,12 @@ def ideal(kv_bytes: int) -> Traffic:
 
 
 def traffic(configuration: Configuration, raw_bytes: int, stored_bytes: int) -> Traffic:
-    """What this way of keeping the cache moves in a step, counted from its definition.
+    """What this way of keeping the cache moves in a step at the least, counted from its definition.
 
     Uncompressed, transformers' DynamicCache appends with torch.cat: it reads the old tensors,
-    writes new ones, and attention reads those. Materialising reads the blocks, writes full
-    tensors, and attention reads those. Neither is near the floor; only attention on packed pages
-    can be.
+    writes new ones, and attention reads those. Materialising reads the blocks, writes full tensors,
+    and attention reads those; what the codec touches in between comes on top. Neither is near the
+    floor; only attention on packed pages can be.
     """
     if configuration.is_baseline:
         return Traffic("uncompressed, torch.cat each step", 2 * raw_bytes, raw_bytes)

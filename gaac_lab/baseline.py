@@ -93,7 +93,7 @@ def _time(
 ) -> Record:
     require_room(model, tokens + new_tokens)
     prompt = prompts.build(name, tokens, tokenizer)
-    warm_up(model, lambda: BASELINE.make_cache(model.config))
+    warm_up(model, BASELINE)
     ttft_s, step_s = [], []
     for _ in range(repeats):
         request = Request(model, prompt.input_ids, BASELINE.make_cache(model.config))

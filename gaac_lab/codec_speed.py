@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gaac_lab import kv
 from gaac_lab.configuration import BASELINE, Configuration
-from gaac_lab.measure import quiet_collector, timed
+from gaac_lab.measure import Failure, attempt, quiet_collector, timed
 from gaac_lab.request import Request
 
 Record = dict[str, Any]
+
+
+COLUMNS = (
+    "encode_gb_s",
+    "decode_gb_s",
+    "encode_block_p50_s",
+    "encode_block_p95_s",
+    "decode_block_p50_s",
+    "decode_block_p95_s",
+    "block_n",
+    "codec_ratio",
+    "pack_s_per_token",
+)
+
+
+@dataclass
+class _Clock:
+    """Times and bytes of one configuration's blocks."""
+
+    encode_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    raw_bytes: int = 0
+    stored_bytes: int = 0
 
 
 def measure(
@@ -26,64 +51,81 @@ def measure(
 ) -> list[Record]:
     """A record for each configuration: block latencies and throughput on the prompt's own KV.
 
-    Full blocks of some layers, K and V as the scope says, packed and unpacked by one thread of
-    control; the codecs take turns. Keys: encode_gb_s, decode_gb_s (uncompressed bytes over the
-    medians), encode_block_p50_s, _p95_s, decode_block_p50_s, _p95_s, block_n, codec_ratio. All null
-    for the baseline, and where the prompt is shorter than a block.
+    Full blocks of some of the layers that the cache packs, K and V as the scope says. In each
+    repeat the codecs take turns; each packs all its blocks before it unpacks any, so that none is
+    found in a cache. Keys (`COLUMNS`): GB/s are uncompressed bytes over the median;
+    pack_s_per_token is what packing adds to a step on average, over all layers. All null for the
+    baseline, where no layer packs, where the prompt is shorter than a block, and where memory ran
+    out.
     """
+    sample = attempt(lambda: _sample(model, input_ids, sample_layers))
+    if isinstance(sample, Failure):
+        return [dict.fromkeys(COLUMNS) for _ in configurations]
+    held, layers = sample
+    blocks = [_blocks(configuration, held) for configuration in configurations]
+    clocks = [_Clock() for _ in configurations]
+    for _ in range(repeats):
+        for configuration, own, clock in zip(configurations, blocks, clocks, strict=True):
+            if own:
+                _time(configuration.make_codec(), own, clock)
+    return [
+        _record(configuration, clock, layers)
+        for configuration, clock in zip(configurations, clocks, strict=True)
+    ]
+
+
+def _sample(model: Any, input_ids: torch.Tensor, count: int) -> tuple[list[kv.LayerKV], int]:
+    """KV of about `count` layers among those that grow, and how many of those there are."""
     reader = Request(model, input_ids, BASELINE.make_cache(model.config))
     reader.prefill()
-    held = list(kv.layers(reader.cache))
-    step = max(1, len(held) // sample_layers)
-    return [_measure_one(configuration, held[::step], repeats) for configuration in configurations]
+    growing = list(kv.growing_layers(reader.cache))
+    return growing[:: max(1, len(growing) // count)], len(growing)
 
 
-def _measure_one(configuration: Configuration, held: list[kv.LayerKV], repeats: int) -> Record:
-    empty = dict.fromkeys(
-        [
-            "encode_gb_s",
-            "decode_gb_s",
-            "encode_block_p50_s",
-            "encode_block_p95_s",
-            "decode_block_p50_s",
-            "decode_block_p95_s",
-            "block_n",
-            "codec_ratio",
-        ]
-    )
+def _blocks(configuration: Configuration, held: list[kv.LayerKV]) -> list[torch.Tensor]:
     if configuration.is_baseline:
-        return empty
+        return []
     size = configuration.block_tokens
-    blocks = [
+    return [
         tensor[:, :, start : start + size].contiguous()
         for layer in held
         for part, tensor in layer.parts()
         if part in configuration.scope
         for start in range(0, tensor.shape[2] - size + 1, size)
     ]
-    if not blocks:
-        return empty
-    codec = configuration.make_codec()
+
+
+def _time(codec: Any, blocks: list[torch.Tensor], clock: _Clock) -> None:
     device = blocks[0].device
     codec.decode(codec.encode(blocks[0]))
-    encode_s, decode_s, stored_bytes = [], [], 0
     with quiet_collector():
-        for index in range(repeats * len(blocks)):
-            block = blocks[index % len(blocks)]
-            blob, seconds = timed(device, lambda: codec.encode(block))  # noqa: B023
-            encode_s.append(seconds)
-            decode_s.append(timed(device, lambda: codec.decode(blob))[1])  # noqa: B023
-            stored_bytes += len(blob)
-    block_bytes = blocks[0].numel() * blocks[0].element_size()
+        blobs = []
+        for block in blocks:
+            blob, seconds = timed(device, functools.partial(codec.encode, block))
+            clock.encode_s.append(seconds)
+            blobs.append(blob)
+        for blob in blobs:
+            clock.decode_s.append(timed(device, functools.partial(codec.decode, blob))[1])
+    clock.raw_bytes += sum(block.numel() * block.element_size() for block in blocks)
+    clock.stored_bytes += sum(map(len, blobs))
+
+
+def _record(configuration: Configuration, clock: _Clock, layers: int) -> Record:
+    if not clock.encode_s:
+        return dict.fromkeys(COLUMNS)
+    block_bytes = clock.raw_bytes / len(clock.encode_s)
+    encode_s, decode_s = statistics.median(clock.encode_s), statistics.median(clock.decode_s)
+    blocks_at_once = layers * len(configuration.scope)  # "kv": a block of K and one of V
     return {
-        "encode_gb_s": block_bytes / statistics.median(encode_s) / 1e9,
-        "decode_gb_s": block_bytes / statistics.median(decode_s) / 1e9,
-        "encode_block_p50_s": statistics.median(encode_s),
-        "encode_block_p95_s": _p95(encode_s),
-        "decode_block_p50_s": statistics.median(decode_s),
-        "decode_block_p95_s": _p95(decode_s),
-        "block_n": len(encode_s),
-        "codec_ratio": block_bytes * len(encode_s) / stored_bytes,
+        "encode_gb_s": block_bytes / encode_s / 1e9,
+        "decode_gb_s": block_bytes / decode_s / 1e9,
+        "encode_block_p50_s": encode_s,
+        "encode_block_p95_s": _p95(clock.encode_s),
+        "decode_block_p50_s": decode_s,
+        "decode_block_p95_s": _p95(clock.decode_s),
+        "block_n": len(clock.encode_s),
+        "codec_ratio": clock.raw_bytes / clock.stored_bytes,
+        "pack_s_per_token": encode_s * blocks_at_once / configuration.block_tokens,
     }
 
 
@@ -97,6 +139,16 @@ def break_even_link_gb_s(ratio: float, encode_gb_s: float, decode_gb_s: float) -
     if ratio <= 1:
         return None
     return (1 - 1 / ratio) / (1 / encode_gb_s + 1 / decode_gb_s)
+
+
+def break_even_column(records: Sequence[Record]) -> list[float | None]:
+    """`break_even_link_gb_s` of each record, null where its codec was not timed."""
+    return [
+        break_even_link_gb_s(r["codec_ratio"], r["encode_gb_s"], r["decode_gb_s"])
+        if r.get("encode_gb_s") is not None
+        else None
+        for r in records
+    ]
 
 
 def _p95(values: list[float]) -> float:

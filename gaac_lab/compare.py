@@ -25,8 +25,9 @@ class Comparison:
     """What one configuration did beside the uncompressed cache.
 
     ttft, step: seconds. ratio: decode throughput as a multiple of the uncompressed cache's (above 1
-    is faster); ttft_ratio: the same for the prefill. tensor_equal: every layer's K and V equal bit
-    for bit; tokens_equal: the same ids; logit_max_abs_diff: over the last step's logits.
+    is faster). tensor_equal: every layer's K and V equal bit for bit; tokens_equal: the same ids;
+    logit_max_abs_diff: over the logits of every step. The prefills do not take turns, so TTFT has
+    no ratio.
     """
 
     configuration: Configuration
@@ -35,7 +36,6 @@ class Comparison:
     ttft: Series
     step: Series
     ratio: Ratio
-    ttft_ratio: Ratio
     kv_raw_bytes: int
     kv_stored_bytes: int
     tensor_equal: bool
@@ -57,7 +57,6 @@ class _Tape:
 
     ttft_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
-    ttft_pairs: list[tuple[float, float]] = field(default_factory=list)
     step_rounds: list[list[tuple[float, float]]] = field(default_factory=list)
     raw_bytes: int = 0
     stored_bytes: int = 0
@@ -83,9 +82,10 @@ def compare(
     that ends for want of memory gives a `Failure` in its place.
     """
     tapes = [_Tape() for _ in configurations]
-    warm_up(model, lambda: BASELINE.make_cache(model.config))
-    for configuration in configurations:
-        warm_up(model, lambda: configuration.make_cache(model.config))  # noqa: B023
+    attempt(lambda: warm_up(model, BASELINE))  # what fails here fails again where it is recorded
+    for configuration, tape in zip(configurations, tapes, strict=True):
+        warm = attempt(lambda: warm_up(model, configuration))  # noqa: B023
+        tape.failure = warm if isinstance(warm, Failure) else None
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
         outcome = attempt(lambda: _read_prompt(model, input_ids, BASELINE))
@@ -94,7 +94,7 @@ def compare(
                 tape.failure = (
                     outcome
                     if isinstance(outcome, Failure)
-                    else _one_round(model, input_ids, configuration, outcome, new_tokens, tape)
+                    else _one_round(model, input_ids, configuration, outcome[0], new_tokens, tape)
                 )
     return [
         tape.failure or _comparison(configuration, input_ids, tape)
@@ -105,6 +105,7 @@ def compare(
 def _read_prompt(
     model: Any, input_ids: torch.Tensor, configuration: Configuration
 ) -> tuple[Request, float]:
+    """A request that has read its prompt, and its TTFT in seconds."""
     request = Request(model, input_ids, configuration.make_cache(model.config))
     with quiet_collector():
         return request, request.prefill()
@@ -114,7 +115,7 @@ def _one_round(
     model: Any,
     input_ids: torch.Tensor,
     configuration: Configuration,
-    read: tuple[Request, float],
+    read: Request,
     new_tokens: int,
     tape: _Tape,
 ) -> Failure | None:
@@ -126,15 +127,14 @@ def _run_pair(
     model: Any,
     input_ids: torch.Tensor,
     configuration: Configuration,
-    read: tuple[Request, float],
+    read: Request,
     new_tokens: int,
     tape: _Tape,
 ) -> None:
-    pristine, baseline_ttft_s = read
     request, ttft_s = _read_prompt(model, input_ids, configuration)
     baseline = Request(model, input_ids, None)
     with torch.inference_mode():
-        baseline.resume(pristine, copy.deepcopy(pristine.cache))
+        baseline.resume(read, copy.deepcopy(read.cache))
     pairs = []
     with quiet_collector():
         for index in range(new_tokens):
@@ -143,22 +143,28 @@ def _run_pair(
             else:
                 baseline_s, own_s = baseline.step(), request.step()
             pairs.append((baseline_s, own_s))
+            diff = max_abs_diff(baseline.logits, request.logits)
+            tape.logit_diff = max(tape.logit_diff, diff)
     tape.ttft_s.append(ttft_s)
-    tape.ttft_pairs.append((baseline_ttft_s, ttft_s))
     tape.step_s += [own for _, own in pairs]
     tape.step_rounds.append(pairs)
     tape.raw_bytes = kv.raw_bytes(request.cache)
     tape.stored_bytes = kv.stored_bytes(request.cache)
     tape.tensor_equal &= kv.same_cache(baseline.cache, request.cache)
     tape.tokens_equal &= torch.equal(baseline.new_tokens, request.new_tokens)
-    tape.logit_diff = max(tape.logit_diff, max_abs_diff(baseline.logits, request.logits))
 
 
 def max_abs_diff(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
-    """Largest absolute difference of two logit tensors, in float32."""
+    """Largest absolute difference of two logit tensors, in float32; 0.0 for equal bits.
+
+    Where one holds a NaN that the other has not, the difference is the largest float32.
+    """
     if a is None or b is None:
         raise ValueError("there are no logits before prefill()")
-    return float((a.float() - b.float()).abs().max())
+    if kv.same_bits(a, b):
+        return 0.0
+    largest = torch.finfo(torch.float32).max
+    return float((a.float() - b.float()).abs().nan_to_num(nan=largest, posinf=largest).max())
 
 
 def _comparison(configuration: Configuration, input_ids: torch.Tensor, tape: _Tape) -> Comparison:
@@ -170,7 +176,6 @@ def _comparison(configuration: Configuration, input_ids: torch.Tensor, tape: _Ta
         ttft=Series.of(tape.ttft_s),
         step=Series.of(tape.step_s),
         ratio=paired_ratio(tape.step_rounds),
-        ttft_ratio=paired_ratio([[pair] for pair in tape.ttft_pairs]),
         kv_raw_bytes=tape.raw_bytes,
         kv_stored_bytes=tape.stored_bytes,
         tensor_equal=tape.tensor_equal,

@@ -55,26 +55,21 @@ class Configuration(BaseModel):
         window = f", window {self.window}" if self.window else ""
         return f"{name}, {scope}, block {self.block_tokens}{window}"
 
-    def make_cache(self, model_config: Any, *, codec: Any = None) -> Cache:
-        """An empty cache of this kind for a model's config.
-
-        `codec` replaces the one named here by an object with the same meaning (a timed wrapper).
-        """
+    def make_cache(self, model_config: Any) -> Cache:
+        """An empty cache of this kind for a model's config."""
         if self.is_baseline:
             from transformers import DynamicCache
 
             return DynamicCache(config=model_config)
         from gaac.hf import BlockCompressedCache
 
-        if codec is None and self.codec != "gaac":
-            codec = self.make_codec()
         return BlockCompressedCache(
             model_config,
             level=self.level if self.level is not None else 0,
             block_tokens=self.block_tokens,
             scope=self.scope,
             window=self.window,
-            codec=codec,
+            codec=None if self.codec == "gaac" else self.make_codec(),
         )
 
     def make_codec(self) -> Any:

@@ -34,6 +34,15 @@ def layers(cache: Any) -> Iterator[LayerKV]:
             yield LayerKV(index, keys, values)
 
 
+def growing_layers(cache: Any) -> Iterator[LayerKV]:
+    """The layers of a DynamicCache that keep every token: those that a compressed cache packs."""
+    from transformers.cache_utils import DynamicLayer
+
+    for held in layers(cache):
+        if type(cache.layers[held.layer]) is DynamicLayer:
+            yield held
+
+
 def raw_bytes(cache: Any) -> int:
     """Bytes of K and V as they would lie uncompressed."""
     if hasattr(cache, "raw_bytes"):

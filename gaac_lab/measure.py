@@ -114,13 +114,16 @@ class Series:
 class Ratio:
     """A ratio of two things measured in pairs, with an interval for its median.
 
-    `confidence` is what the interval really covers; with few pairs it is less than 95 %.
+    n pairs were measured in `rounds` rounds. `confidence` is what the interval covers when rounds
+    are independent and the pairs of one round are not: 1 - 2 * 0.5**rounds at most, so two rounds
+    give 50 % and five 94 %.
     """
 
     median: float
     low: float
     high: float
     n: int
+    rounds: int
     confidence: float
 
 
@@ -149,19 +152,20 @@ def median_interval(
 def paired_ratio(rounds: Sequence[Sequence[tuple[float, float]]]) -> Ratio:
     """Ratio a / b over rounds of pairs (a, b) that were measured next to each other.
 
-    The interval is the sign test's over all pairs, widened to hold the median of every round:
-    pairs of one round share the state of the machine, so the spread between rounds counts too.
-    Raises ValueError when there is no pair.
+    The interval encloses the sign test's over the medians of the rounds and the one over all pairs;
+    the coverage given is that over the rounds, since pairs of one round share the state of the
+    machine. Raises ValueError when there is no pair.
     """
     by_round = [[a / b for a, b in pairs] for pairs in rounds if pairs]
     ratios = [ratio for pairs in by_round for ratio in pairs]
-    low, high, coverage = median_interval(ratios)
-    medians = [statistics.median(pairs) for pairs in by_round]
+    low, high, _ = median_interval(ratios)
+    round_low, round_high, coverage = median_interval([statistics.median(r) for r in by_round])
     return Ratio(
         median=statistics.median(ratios),
-        low=min([low, *medians]),
-        high=max([high, *medians]),
+        low=min(low, round_low),
+        high=max(high, round_high),
         n=len(ratios),
+        rounds=len(by_round),
         confidence=coverage,
     )
 

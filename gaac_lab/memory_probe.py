@@ -111,7 +111,7 @@ def _peaks(job: MemoryJob, model: Any, tokenizer: Any) -> dict[str, Any]:
     from gaac_lab.request import Request, prompt_batch, warm_up
 
     ids, _ = prompt_batch(tokenizer, tokens=job.tokens, batch=job.batch, first=job.prompt)
-    warm_up(model, lambda: job.configuration.make_cache(model.config))
+    warm_up(model, job.configuration)
     meter = PeakMeter(model.device)
     meter.start()
     request = Request(model, ids, job.configuration.make_cache(model.config))

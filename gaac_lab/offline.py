@@ -33,8 +33,11 @@ def save(cache: Any, folder: Path, *, level: int | None) -> Record:
     """Write every layer's K and V into `folder` at a level of gaac, or raw for None.
 
     Returns raw_bytes, stored_bytes (what lies on disk, the index included), encode_s. Files are
-    written first and the index last, so a folder with an index is complete.
+    written first and the index last, so a folder with an index is complete. Raises OfflineError for
+    a cache with layers that hold something else than K and V (recurrent states).
     """
+    if len(list(kv.layers(cache))) != len(cache.layers):
+        raise OfflineError("this model has layers that keep a state instead of K and V: not saved")
     folder.mkdir(parents=True, exist_ok=True)
     entries: list[Record] = []
     with Stopwatch(_CPU) as watch:
@@ -48,6 +51,7 @@ def save(cache: Any, folder: Path, *, level: int | None) -> Record:
                     {
                         "file": name,
                         "layer": layer.layer,
+                        "tokens_seen": cache.layers[layer.layer].get_seq_length(),
                         "part": part,
                         "shape": list(tensor.shape),
                         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -67,15 +71,22 @@ def save(cache: Any, folder: Path, *, level: int | None) -> Record:
     }
 
 
-def load(folder: Path, model_config: Any) -> Any:
-    """A DynamicCache with what `save` wrote. Raises OfflineError when the folder is incomplete."""
+def load(folder: Path, model_config: Any, *, device: torch.device = _CPU) -> Any:
+    """A DynamicCache on `device` with what `save` wrote, ready to go on from.
+
+    Raises OfflineError when the folder is incomplete.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model_config)
     level, entries = _index(folder)
     for keys, values in zip(entries[0::2], entries[1::2], strict=True):
-        k, v = (_read(folder, entry, level) for entry in (keys, values))
+        k, v = (_read(folder, entry, level).to(device) for entry in (keys, values))
         cache.update(k, v, keys["layer"])
+        layer = cache.layers[keys["layer"]]
+        if layer.get_seq_length() != keys["tokens_seen"]:
+            # A sliding layer keeps the window and counts everything that it has seen.
+            layer.cumulative_length = keys["tokens_seen"]
     return cache
 
 
@@ -83,7 +94,8 @@ def load_in_another_process(folder: Path, *, repeats: int = 5) -> Record:
     """A fresh process reads `folder` `repeats` times: load_s (median), load_n, equal.
 
     `equal` is by checksum of the raw bits against those taken when they were written. The files are
-    in the page cache by then, so this is the cost of decoding, not of a cold disk.
+    in the page cache by then, so this is the cost of decoding into CPU memory, not of a cold disk;
+    starting the process does not count.
     """
     command = [sys.executable, "-m", "gaac_lab.offline", str(folder), str(repeats)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gaac_lab import records, runs, tables
-from gaac_lab.decision import Decision, Row
+from gaac_lab.decision import Decision
 
 TITLES = {
     "00_start_here": "This machine",
@@ -143,13 +143,15 @@ def _first_note(receipts: dict[str, runs.Receipt], key: str) -> Any:
 
 
 def _tiles(decision: Decision) -> list[Tile]:
-    """The four numbers behind the verdict: of the chosen configuration, or of the nearest miss."""
-    row = spotlight(decision)
+    """The four numbers behind the verdict, of the row that its reason speaks of."""
+    row = decision.subject
     if row is None:
         return []
-    baseline = next(r for r in decision.rows if r.is_baseline and r.tokens == row.tokens)
+    baseline = next(
+        r for r in decision.rows if r.is_baseline and (r.tokens, r.batch) == (row.tokens, row.batch)
+    )
     fast_enough = row.ratio_low is not None and row.ratio_low >= decision.min_throughput
-    asked = decision.min_throughput
+    rounds = f"N = {row.ratio_n} in {row.ratio_rounds} rounds"
     return [
         Tile(
             "KV memory",
@@ -160,14 +162,15 @@ def _tiles(decision: Decision) -> list[Tile]:
         Tile(
             "peak memory of a request",
             f"{tables.mib(baseline.peak_bytes)} → {tables.mib(row.peak_bytes)} MiB",
-            "over the loaded model; prefill and decoding",
+            f"over the loaded model; in decoding alone {tables.mib(baseline.decode_peak_bytes)} → "
+            f"{tables.mib(row.decode_peak_bytes)}",
             _lower(row.peak_bytes, baseline.peak_bytes),
         ),
         Tile(
             "decode throughput",
             f"{tables.number(baseline.decode_tok_s, 1)} → {tables.number(row.decode_tok_s, 1)}"
             " tok/s",
-            f"{tables.ratio(row)} × uncompressed, {asked:g} asked for; N = {row.ratio_n}",
+            f"{tables.ratio(row)} × uncompressed; {decision.min_throughput:g} asked for; {rounds}",
             fast_enough,
         ),
         Tile(
@@ -178,21 +181,6 @@ def _tiles(decision: Decision) -> list[Tile]:
             row.tensor_equal,
         ),
     ]
-
-
-def spotlight(decision: Decision) -> Row | None:
-    """The row to show first: the chosen configuration's, else the fastest that saves memory."""
-    rows = [row for row in decision.rows if not row.is_baseline and row.ratio_to_baseline]
-    if decision.chosen is not None:
-        wanted = decision.chosen.model_dump()
-        rows = [r for r in rows if all(getattr(r, name) == wanted[name] for name in wanted)]
-    else:
-        rows = [r for r in rows if r.tensor_equal and (r.saved_bytes or 0) > 0]
-    return max(rows, key=_longest_then_fastest, default=None)
-
-
-def _longest_then_fastest(row: Row) -> tuple[int, float]:
-    return row.tokens, row.ratio_to_baseline or 0.0
 
 
 def _lower(value: int | None, other: int | None) -> bool | None:

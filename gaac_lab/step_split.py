@@ -7,10 +7,13 @@ result.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from gaac.hf.blocks import Packer
 from gaac_lab.configuration import Configuration
 from gaac_lab.measure import Tally
 from gaac_lab.request import Request, warm_up
@@ -18,15 +21,16 @@ from gaac_lab.request import Request, warm_up
 _NAME = "gaac_lab_split"  # must not hold the name of a library attention: those are special-cased
 
 
-class _TimedCodec:
-    def __init__(self, codec: Any, encode: Tally, decode: Tally) -> None:
-        self._codec, self._encode, self._decode = codec, encode, decode
-
-    def encode(self, tensor: torch.Tensor) -> Any:
-        return self._encode.run(lambda: self._codec.encode(tensor))
-
-    def decode(self, blob: Any) -> torch.Tensor:
-        return self._decode.run(lambda: self._codec.decode(blob))
+@contextmanager
+def _timed_packing(pack: Tally, unpack: Tally) -> Iterator[None]:
+    """Timers around the cache's own packing and unpacking, so that the path stays the real one."""
+    plain_pack, plain_unpack = Packer.pack, Packer.unpack
+    Packer.pack = lambda *args: pack.run(lambda: plain_pack(*args))  # type: ignore[method-assign]
+    Packer.unpack = lambda *args: unpack.run(lambda: plain_unpack(*args))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Packer.pack, Packer.unpack = plain_pack, plain_unpack  # type: ignore[method-assign]
 
 
 def measure(
@@ -38,14 +42,11 @@ def measure(
     """
     device = model.device
     attention, update, pack, unpack = (Tally(device) for _ in range(4))
-    codec = None
-    if not configuration.is_baseline:
-        codec = _TimedCodec(configuration.make_codec(), pack, unpack)
-    cache = configuration.make_cache(model.config, codec=codec)
+    cache = configuration.make_cache(model.config)
     plain_update = cache.update
     cache.update = lambda *args, **kwargs: update.run(lambda: plain_update(*args, **kwargs))
-    with _timed_attention(model, attention):
-        warm_up(model, lambda: configuration.make_cache(model.config))
+    with _timed_attention(model, attention), _timed_packing(pack, unpack):
+        warm_up(model, configuration)
         request = Request(model, input_ids, cache)
         request.prefill()
         request.step()
@@ -69,28 +70,26 @@ def measure(
     }
 
 
-class _timed_attention:
+@contextmanager
+def _timed_attention(model: Any, tally: Tally) -> Iterator[None]:
     """Routes the model's attention through a timer, and puts the model back as it was."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def __init__(self, model: Any, tally: Tally) -> None:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    before = model.config._attn_implementation
+    if before == "eager":
+        raise ValueError("the time split needs attention by name; load the model with sdpa")
+    plain = ALL_ATTENTION_FUNCTIONS[before]
 
-        self._model, self._before = model, model.config._attn_implementation
-        if self._before == "eager":
-            raise ValueError("the time split needs attention by name; load the model with sdpa")
-        plain = ALL_ATTENTION_FUNCTIONS[self._before]
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return tally.run(lambda: plain(*args, **kwargs))
 
-        def attention(*args: Any, **kwargs: Any) -> Any:
-            return tally.run(lambda: plain(*args, **kwargs))
-
-        AttentionInterface.register(_NAME, attention)
-        # Without a mask function of its own name, transformers would give padded batches no mask.
-        AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[self._before])
-
-    def __enter__(self) -> None:
-        self._model.set_attn_implementation(_NAME)
-
-    def __exit__(self, *_: object) -> None:
-        self._model.set_attn_implementation(self._before)
+    AttentionInterface.register(_NAME, attention)
+    # Without a mask function of its own name, transformers would give padded batches no mask.
+    AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -50,11 +50,12 @@ def decision_table(rows: Sequence[Row]) -> pd.DataFrame:
                 "KV held (MiB)": mib(row.kv_stored_bytes),
                 "KV saved": saved(row),
                 "peak (MiB)": mib(row.peak_bytes),
+                "decode peak (MiB)": mib(row.decode_peak_bytes),
                 "TTFT (s)": number(row.ttft_s),
                 "decode (tok/s)": number(row.decode_tok_s, 1),
                 "× uncompressed": ratio(row),
-                "N": DASH if row.ratio_n is None else str(row.ratio_n),
-                "KV read (GB/s)": number(row.read_gb_s, 1),
+                "N (rounds)": _count(row),
+                "KV per step (GB/s)": number(row.read_gb_s, 1),
                 "bits equal": yes_no(row.tensor_equal),
                 "max |Δlogit|": difference(row.logit_max_abs_diff),
                 "ids equal": yes_no(row.tokens_equal),
@@ -63,6 +64,10 @@ def decision_table(rows: Sequence[Row]) -> pd.DataFrame:
             for row in rows
         ]
     )
+
+
+def _count(row: Row) -> str:
+    return DASH if row.ratio_n is None else f"{row.ratio_n} ({row.ratio_rounds})"
 
 
 def _judgement(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gaac_lab import models, parameters
+from gaac_lab import baseline, models, parameters
 from gaac_lab.runs import Run
 
 
@@ -30,6 +30,13 @@ def keep_model(run: Run, model: Any, name: str) -> None:
     size = f"{info.parameters / 1e6:,.0f} million parameters, {info.layers} layers"
     how = f"{info.dtype} on {info.device}, attention {info.attn_implementation}"
     run.note("model", f"{shown} ({info.model_type}, {size}) in {how}")
+
+
+def require_context(model: Any, tokens: int) -> None:
+    """Raise ValueError when `tokens` (prompt and new ones) are beyond the model's context."""
+    reason = baseline.beyond_context(model, tokens)
+    if reason is not None:
+        raise ValueError(f"{reason}: set prompt_tokens (or entropy_tokens) lower")
 
 
 def say(line: str) -> None:

@@ -90,7 +90,27 @@ def test_a_sweep_keeps_rows_for_what_did_not_run_and_decides_on_the_rest(tiny: A
     assert len(verdict.rows) == 6
     assert verdict.rows[1].peak_bytes is not None
     assert verdict.rows[4].judgement == decision.NO_BASELINE
-    assert "80 tokens" in verdict.reason or verdict.verdict != "do not enable"
+    assert verdict.subject is not None
+    assert verdict.subject.tokens == 80
+
+
+def test_memory_that_runs_out_in_the_middle_of_a_sweep_keeps_the_rows(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer, folder = tiny
+    plain = type(model).forward
+
+    def forward(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > 64:
+            torch.empty(2**60, dtype=torch.uint8)
+        return plain(self, input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    points = sweep.points(Configuration(level=1, block_tokens=16))
+    arguments = {"name": folder, "prompt": "log_hunt", "new_tokens": 2, "rounds": 1}
+    records = sweep.run(model, tokenizer, points, lengths=[80], **arguments)
+    assert [record["status"] for record in records] == ["out_of_memory"] * 2
+    assert decision.decide(decision.rows(records)).verdict == "undecided"
 
 
 def test_a_batch_that_does_not_fit_keeps_its_rows(tiny: Any) -> None:

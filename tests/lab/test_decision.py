@@ -28,7 +28,9 @@ def row(name: str = "gaac", **changes: Any) -> Row:
         "ratio_to_baseline": 1.0,
         "ratio_low": 0.99,
         "ratio_high": 1.01,
-        "ratio_n": 16,
+        "ratio_n": 30,
+        "ratio_rounds": 5,
+        "ratio_confidence": 0.94,
         "tensor_equal": True,
         "logit_max_abs_diff": 0.0,
         "tokens_equal": True,
@@ -71,6 +73,44 @@ def test_an_interval_across_the_threshold_is_undecided() -> None:
     assert decision.chosen is None
 
 
+def test_too_few_rounds_enable_nothing() -> None:
+    decision = decide([BASE, row(ratio_rounds=2, ratio_confidence=0.5)])
+    assert decision.verdict == "undecided"
+    assert "2 rounds are too few" in decision.reason
+
+
+def test_undecided_speaks_of_the_length_that_is_unclear() -> None:
+    rows = [BASE, row(), row("none", tokens=2048), row(tokens=2048, **speed(0.97, 0.05))]
+    decision = decide(rows)
+    assert decision.verdict == "undecided"
+    assert decision.subject is not None
+    assert decision.subject.tokens == 2048
+    assert "at 2,048 tokens, 0.97×" in decision.reason
+
+
+def test_the_reason_does_not_call_slow_what_fails_for_memory() -> None:
+    raises = row(block_tokens=512, peak_bytes=9000, **speed(0.99))
+    decision = decide([BASE, row(**speed(0.5)), raises])
+    assert decision.verdict == "do not enable"
+    assert "1 too slow" in decision.reason
+    assert "1 raises peak memory" in decision.reason
+    assert "0.99×" in decision.reason
+    assert "No configuration keeps" not in decision.reason
+
+
+def test_nothing_measured_at_all_is_undecided_with_the_reason() -> None:
+    absent = {"status": "skipped", "reason": "beyond the context"}
+    decision = decide([row("none", **absent), row(**absent)])
+    assert decision.verdict == "undecided"
+    assert decision.subject is None
+    assert "beyond the context" in decision.reason
+
+
+def test_what_was_not_compared_is_not_called_lossy() -> None:
+    decision = decide([BASE, row(tensor_equal=None)])
+    assert decision.rows[1].judgement == "not measured"
+
+
 def test_a_clear_candidate_beats_an_unclear_one_that_saves_more() -> None:
     unclear = row(block_tokens=512, kv_stored_bytes=500, **speed(0.95, 0.05))
     decision = decide([BASE, row(), unclear])
@@ -82,7 +122,8 @@ def test_a_clear_candidate_beats_an_unclear_one_that_saves_more() -> None:
 def test_lossy_never_qualifies_however_good() -> None:
     decision = decide([BASE, row(tensor_equal=False, kv_stored_bytes=10, **speed(3.0))])
     assert decision.verdict == "do not enable"
-    assert "Not lossless" in decision.reason
+    assert "1 not lossless" in decision.reason
+    assert decision.subject is None
 
 
 def test_a_configuration_that_raises_the_peak_does_not_qualify() -> None:

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig
+from transformers import (
+    DynamicCache,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from gaac_lab import kv, offline
+from gaac_lab.request import Request
 
 CONFIG = LlamaConfig(
     num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, hidden_size=32
@@ -36,6 +43,41 @@ def test_another_process_reads_back_every_bit(cache: Any, tmp_path: Path, level:
     assert read["equal"]
     assert read["load_n"] == 2
     assert kv.same_cache(cache, offline.load(tmp_path / "a b", CONFIG))
+
+
+def test_a_model_goes_on_from_a_loaded_cache_also_behind_a_window(tmp_path: Path) -> None:
+    """A sliding layer holds its window alone, and must still know how much it has seen."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, sliding_window=16,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).to(torch.bfloat16).eval()
+    ids = torch.arange(50).unsqueeze(0)
+    read = Request(model, ids, DynamicCache(config=config))
+    read.prefill()
+    offline.save(read.cache, tmp_path, level=3)
+    resumed = Request(model, ids, None)
+    resumed.resume(read, offline.load(tmp_path, config))
+    assert resumed.cache.get_seq_length() == 50
+    for _ in range(5):
+        read.step()
+        resumed.step()
+        assert read.logits is not None
+        assert resumed.logits is not None
+        assert kv.same_bits(read.logits, resumed.logits)
+
+
+def test_states_that_are_no_kv_are_refused(tmp_path: Path) -> None:
+    config = Lfm2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    cache = DynamicCache(config=config)
+    cache.update(*torch.zeros(2, 1, 1, 4, 16, dtype=torch.bfloat16), 1)
+    with pytest.raises(offline.OfflineError, match="state instead of K and V"):
+        offline.save(cache, tmp_path / "x", level=3)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_raw_file_with_a_wrong_bit_is_seen(cache: Any, tmp_path: Path) -> None:

@@ -67,13 +67,12 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         report.write(tmp_path)
 
 
-def test_the_spotlight_is_the_chosen_or_the_nearest_that_saves() -> None:
-    nearest = row(block_tokens=512, **speed(0.8))
-    lost = decision.decide([BASE, row(**speed(0.5)), nearest, row(scope="k", tensor_equal=False)])
-    assert report.spotlight(lost) is not None
-    assert report.spotlight(lost).block_tokens == 512  # type: ignore[union-attr]
-    won = decision.decide([BASE, row(), row(block_tokens=512, **speed(0.5))])
-    assert report.spotlight(won).block_tokens == 256  # type: ignore[union-attr]
+def test_the_tiles_speak_of_the_row_that_the_reason_names(tmp_path: Path) -> None:
+    nearest = row(block_tokens=512, kv_stored_bytes=600, **speed(0.8))
+    finished_run(tmp_path, [BASE, row(**speed(0.5)), nearest])
+    html = report.write(tmp_path).read_text()
+    assert "The four numbers: gaac 512" in html
+    assert "40.0% saved" in html
 
 
 def test_a_dash_stands_for_what_was_not_measured() -> None:
