@@ -100,10 +100,10 @@ def test_memory_that_runs_out_in_the_middle_of_a_sweep_keeps_the_rows(
     model, tokenizer, folder = tiny
     plain = type(model).forward
 
-    def forward(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    def forward(self: Any, input_ids: torch.Tensor, cache: Any = None, **kwargs: Any) -> Any:
         if input_ids.shape[1] > 64:
             torch.empty(2**60, dtype=torch.uint8)
-        return plain(self, input_ids, **kwargs)
+        return plain(self, input_ids, cache=cache, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", forward)
     points = sweep.points(Configuration(level=1, block_tokens=16))
