@@ -96,12 +96,12 @@ def run(
         resume=resume,
         only=only or [],
     )
-    todo = plan.make(asked)
-    if todo.needs_default_model:
+    planned = plan.make(asked)
+    if planned.needs_default_model:
         _fetch_if_missing()
     console = Console(soft_wrap=True)
     command = ["gaac-lab", *sys.argv[1:]]
-    result = runner.run(todo, Progress(console), timeout_s=timeout, command=command)
+    result = runner.run(planned, Progress(console), timeout_s=timeout, command=command)
     _conclude(result)
 
 

@@ -57,19 +57,18 @@ def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
 
 
 class Tally:
-    """Adds up the seconds and calls of one activity inside a larger one (time split)."""
+    """Adds up the seconds of one activity inside a larger one (time split)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.reset()
 
     def reset(self) -> None:
-        self.seconds, self.calls = 0.0, 0
+        self.seconds = 0.0
 
     def run(self, work: Callable[[], T]) -> T:
         result, seconds = timed(self._device, work)
         self.seconds += seconds
-        self.calls += 1
         return result
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,7 +25,8 @@ _STATUS = Path("/proc/self/status")
 class Peak:
     """Peak bytes above the idle state (model loaded, nothing running); None where not measured.
 
-    peak_bytes is the headline: `allocated_bytes` on CUDA, `process_bytes` on a CPU.
+    peak_bytes is the headline: `allocated_bytes` on CUDA, `process_bytes` on a CPU. On CUDA
+    `process_bytes` is no peak: it is what the whole device holds when read, others' included.
     """
 
     peak_bytes: int | None
@@ -33,9 +34,6 @@ class Peak:
     reserved_bytes: int | None
     process_bytes: int | None
     method: str
-
-    def to_dict(self) -> dict[str, int | str | None]:
-        return asdict(self)
 
 
 class PeakMeter:

@@ -42,7 +42,7 @@ class Result:
 
 
 def run(
-    todo: Plan,
+    planned: Plan,
     progress: Progress,
     *,
     timeout_s: float = TIMEOUT_S,
@@ -54,9 +54,9 @@ def run(
     A notebook that fails does not stop the others. `timeout_s` is for each. Raises RunError if the
     folder cannot be used, or if another run is at work in it: then nothing has been run.
     """
-    run_dir = todo.make_folder()
+    run_dir = planned.make_folder()
     with _alone(run_dir):
-        work = _Work(todo, progress, run_dir, timeout_s, _new_manifest(todo, command or []))
+        work = _Work(planned, progress, run_dir, timeout_s, _new_manifest(planned, command or []))
         try:
             interrupted = work.run_all()
             report = None if interrupted else _report(run_dir, progress, write_report)
@@ -69,7 +69,7 @@ def run(
             progress.stop()
     if interrupted:
         return Result(INTERRUPTED, run_dir, work.manifest, None)
-    good = report is not None and not any(n.name in work.manifest.failed() for n in todo.chosen)
+    good = report is not None and not any(n.name in work.manifest.failed() for n in planned.chosen)
     return Result(DONE if good else FAILED, run_dir, work.manifest, report)
 
 
@@ -77,7 +77,7 @@ def run(
 class _Work:
     """The notebooks of one run, and the manifest that follows them."""
 
-    todo: Plan
+    planned: Plan
     progress: Progress
     run_dir: Path
     timeout_s: float
@@ -88,11 +88,11 @@ class _Work:
         for name in REPORTS:
             (self.run_dir / name).unlink(missing_ok=True)
         self._save()
-        names = [n.name for n in self.todo.chosen]
+        names = [n.name for n in self.planned.chosen]
         many = "1 notebook" if len(names) == 1 else f"{len(names)} notebooks"
         self.progress.begin(f"{many}, into {self.run_dir}", names)
-        for n in self.todo.chosen:
-            given = self.todo.parameters[n.name] | {"out_dir": str(self.run_dir)}
+        for n in self.planned.chosen:
+            given = self.planned.parameters[n.name] | {"out_dir": str(self.run_dir)}
             self.manifest.parameters[n.name] = given
             mark = plan.fingerprint(n, given)
             if self._still_stands(n, mark):
@@ -157,21 +157,21 @@ class _Work:
         runs.write_manifest(self.run_dir, self.manifest)
 
 
-def _new_manifest(todo: Plan, command: list[str]) -> Manifest:
+def _new_manifest(planned: Plan, command: list[str]) -> Manifest:
     """The manifest of this run; what an earlier run in the folder finished stays."""
-    before = todo.previous
+    before = planned.previous
     return Manifest(
         created=before.created if before else runs.now(),
         updated=runs.now(),
         command=command,
-        preset=Path(todo.request.preset).stem,
-        request=todo.request,
+        preset=Path(planned.request.preset).stem,
+        request=planned.request,
         parameters=dict(before.parameters) if before else {},
         versions=machine.versions(),
         machine=machine.describe(),
         notebooks={
             n.name: (before.notebooks.get(n.name) if before else None) or NotebookStatus()
-            for n in todo.notebooks
+            for n in planned.notebooks
         },
     )
 

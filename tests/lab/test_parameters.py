@@ -144,10 +144,10 @@ def test_the_presets_fit_the_workbook(name: str, tmp_path: Path) -> None:
     """Every notebook of the project passes the runner's checks, with every preset's values."""
     from gaac_lab import paths
 
-    todo = plan.make(plan.Asked(paths.notebooks_dir(), preset=name, out=tmp_path / "run"))
-    assert [n.name[:2] for n in todo.chosen] == ["00", "01", "02", "03", "04", "05", "06", "08"]
+    planned = plan.make(plan.Asked(paths.notebooks_dir(), preset=name, out=tmp_path / "run"))
+    assert [n.name[:2] for n in planned.chosen] == ["00", "01", "02", "03", "04", "05", "06", "08"]
     assert (
-        todo.parameters["02_baseline"]["lengths"]
+        planned.parameters["02_baseline"]["lengths"]
         == (preset.load(name).notebooks["02_baseline"]["lengths"])
     )
     assert not (tmp_path / "run").exists()

@@ -187,9 +187,9 @@ def test_a_models_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "my model").mkdir()
     (tmp_path / "my model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    todo = plan.make(ask(home, None, model="./my model"))
-    assert todo.parameters["15_with_model"]["model"] == str(tmp_path / "my model")
-    assert not todo.needs_default_model
+    planned = plan.make(ask(home, None, model="./my model"))
+    assert planned.parameters["15_with_model"]["model"] == str(tmp_path / "my model")
+    assert not planned.needs_default_model
     assert plan.make(ask(home, None)).needs_default_model
 
 

@@ -233,8 +233,8 @@ def test_a_report_that_fails_is_a_failure_with_a_sentence(tmp_path: Path) -> Non
         raise KeyError("no template")
 
     said = io.StringIO()
-    todo = plan.make(ask(make_home(tmp_path / "home", "01"), tmp_path / "out"))
-    result = runner.run(todo, Progress(Console(file=said, width=500)), write_report=broken)
+    planned = plan.make(ask(make_home(tmp_path / "home", "01"), tmp_path / "out"))
+    result = runner.run(planned, Progress(Console(file=said, width=500)), write_report=broken)
     assert (result.exit_status, result.report) == (runner.FAILED, None)
     assert "The report could not be written (KeyError: 'no template')" in said.getvalue()
     assert result.manifest.notebooks["01_ok"].status == "done"
