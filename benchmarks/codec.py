@@ -1,197 +1,257 @@
-"""The codec beside its peers, on the KV of a real model, one thread.
+"""gaac beside its peers, on the KV of a real model: ratio, and speed with its spread.
 
-    python benchmarks/codec.py [--model FOLDER] [--dtype bfloat16] [--tokens 1536] [--repeats 9]
+    python benchmarks/codec.py [--quick] [--dtype bfloat16] [--tokens 1536] [--repeats 9]
+                               [--text code] [--plot codec.png] [--json] [--model NAME]
 
-K and V of every third layer, in pieces as the cache hands them over (one layer, --block tokens).
-Each codec that is installed codes all pieces, then the next codec does, and so on round after
-round, so that a slow moment of the machine falls on all of them. MB/s counts uncompressed bytes:
-median over the rounds and, behind ±, half the distance of the quartiles. Every round trip is
-compared bit for bit. zipnn overwrites what it compresses, so it gets a fresh copy each time, made
-outside the clock. The last line is one JSON document with the same numbers.
+K and V of every layer, after two texts, in pieces as a cache hands them over: one block of 256
+tokens a call, and one whole layer a call. Each codec codes all pieces, then the next codec does,
+and so on round after round, with a copy of the same bytes (memcpy) in every round, so that a slow
+moment of the machine falls on all of them. MB/s counts uncompressed bytes: the median of the rounds
+and, behind ±, half the distance of the quartiles; "/ copy" is the median of the quotients of one
+round. The copy is into memory that is already there, by one thread. Ratios count every byte of
+every blob. Every round trip is compared bit for bit, outside the clock.
+
+"K+V" is K and V of all layers taken together, in bytes and in seconds. The floors are those of
+`gaac_lab.entropy`. The last line is one JSON document with the same numbers, for K, V and both.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import codec_report
 import numpy as np
 import torch
+from contenders import Contender, contenders
+from kv_pieces import TEXTS, LayerKV, Piece, Reader, cut
 from rich.console import Console
-from rich.table import Table
 
-import gaac
+from gaac_lab import entropy, machine, models
 
+BLOCK_TOKENS = 256
+GRANULARITIES = {"block": BLOCK_TOKENS, "layer": None}
+PARTS = {"k": ("k",), "v": ("v",), "kv": ("k", "v")}
+QUICK = {"tokens": 512, "repeats": 3}
+FULL = {"tokens": 1536, "repeats": 9}
 
-@dataclass(frozen=True)
-class Codec:
-    """Something that codes one piece; `prepare` makes its input, outside the clock."""
-
-    name: str
-    prepare: Callable[[torch.Tensor], Any]
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
+Row = dict[str, Any]
 
 
-def raw(piece: torch.Tensor) -> bytes:
-    return piece.contiguous().view(torch.int16).numpy().tobytes()
+@dataclass
+class Seconds:
+    """Seconds of each round, by (codec, part): encode, decode, and the copy of that round."""
+
+    encode: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    decode: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    memcpy: dict[str, list[float]] = field(default_factory=dict)
 
 
-def words(piece: torch.Tensor) -> np.ndarray:
-    return np.frombuffer(raw(piece), np.uint16)
-
-
-def ours(level: int) -> Codec:
-    encode = partial(gaac.encode, level=level)
-    return Codec(f"gaac {level} {gaac.LEVELS[level]}", lambda piece: piece, encode, gaac.decode)
-
-
-def zipnn(dtype: str) -> Codec:
-    made = import_module("zipnn").ZipNN(input_format="byte", bytearray_dtype=dtype, threads=1)
-    return Codec("zipnn", lambda piece: bytearray(raw(piece)), made.compress, made.decompress)
-
-
-def pcodec(dtype: str) -> Codec:
-    module = import_module("pcodec")
-    config, alone = module.ChunkConfig(), module.standalone
-    encode = partial(alone.simple_compress, config=config)
-    return Codec("pcodec, as u16", words, encode, alone.simple_decompress)
-
-
-def blosc2(dtype: str) -> Codec:
-    module = import_module("blosc2")
-    module.set_nthreads(1)
-    encode = partial(module.compress, typesize=2, clevel=1, codec=module.Codec.ZSTD)
-    return Codec("blosc2 zstd-1 shuffle", raw, encode, module.decompress)
-
-
-def zstd(dtype: str) -> Codec:
-    module = import_module("zstandard")
-    encode, decode = module.ZstdCompressor(level=1).compress, module.ZstdDecompressor().decompress
-    return Codec("zstd-1", raw, encode, decode)
-
-
-def lz4(dtype: str) -> Codec:
-    module = import_module("lz4.frame")
-    return Codec("lz4 frame", raw, module.compress, module.decompress)
-
-
-def memcpy(dtype: str) -> Codec:
-    return Codec("memcpy", words, np.copy, np.copy)
-
-
-def codecs(dtype: str) -> list[Codec]:
-    found = [ours(level) for level in gaac.LEVELS]
-    for make in (zipnn, pcodec, blosc2, zstd, lz4, memcpy):
-        try:
-            found.append(make(dtype))
-        except ImportError as error:
-            print(f"left out: {error}", file=sys.stderr)
-    return found
-
-
-def kv(model_path: Path, dtype: str, tokens: int) -> list[torch.Tensor]:
-    """K and V of every third layer after `tokens` tokens of Python's documentation."""
-    from pydoc_data.topics import topics
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    # float16 is slow on CPUs: the model runs in float32, its KV is rounded.
-    run_in = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=run_in).eval()
-    text = "\n".join(topics[key] for key in sorted(topics))
-    ids = tokenizer(text, return_tensors="pt").input_ids[:, :tokens]
-    cache = DynamicCache(config=model.config)
-    parameters = inspect.signature(model.forward).parameters
-    name = "cache" if "cache" in parameters else "past_key_values"
-    with torch.inference_mode():
-        model(ids, **{name: cache}, logits_to_keep=1)
-    layers = cache.layers[::3]
-    return [
-        half.to(getattr(torch, dtype)) for layer in layers for half in (layer.keys, layer.values)
-    ]
-
-
-def clocked(call: Callable[[Any], Any], inputs: list[Any]) -> tuple[float, list[Any]]:
-    start = time.perf_counter()
-    results = [call(item) for item in inputs]
-    return time.perf_counter() - start, results
-
-
-def same(result: Any, piece: torch.Tensor) -> bool:
+def same(result: Any, piece: Piece) -> bool:
     if isinstance(result, torch.Tensor):
-        return torch.equal(result.view(torch.int16), piece.contiguous().view(torch.int16))
-    return bytes(result) == raw(piece)
+        return torch.equal(result.view(torch.int16), piece.tensor.view(torch.int16))
+    return bytes(result) == piece.to_bytes()
 
 
-def measure(chosen: list[Codec], pieces: list[torch.Tensor], repeats: int) -> list[dict[str, Any]]:
-    total = sum(2 * piece.numel() for piece in pieces)
-    speeds: dict[str, dict[str, list[float]]] = {c.name: {"enc": [], "dec": []} for c in chosen}
-    stored = {}
-    for repeat in range(repeats + 1):  # the first round warms up
-        for codec in chosen:
-            inputs = [codec.prepare(piece) for piece in pieces]
-            encode_s, blobs = clocked(codec.encode, inputs)
-            stored[codec.name] = sum(memoryview(blob).nbytes for blob in blobs)
-            decode_s, results = clocked(codec.decode, blobs)
-            if not all(map(same, results, pieces)):
-                raise SystemExit(f"{codec.name} did not give back what it was given.")
+class Copies:
+    """The same pieces copied by numpy, into memory that is already there."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.sources = [piece.tensor.view(torch.int16).numpy() for piece in pieces]
+        self.targets = [np.empty_like(source) for source in self.sources]
+
+    def clocked(self) -> float:
+        start = time.perf_counter()
+        for target, source in zip(self.targets, self.sources, strict=True):
+            np.copyto(target, source)
+        return time.perf_counter() - start
+
+
+def one_round(
+    contender: Contender, pieces: Sequence[Piece], blobs: list[Any]
+) -> tuple[float, float]:
+    """Seconds to encode and to decode all pieces; exits if a bit differs.
+
+    blobs: those of the round before, which the new ones replace one by one. So neither they nor
+    what is decoded takes memory that the process has not got yet, which would cost more than the
+    work that is to be measured.
+    """
+    encode_s = decode_s = 0.0
+    inputs = [contender.prepare(piece) for piece in pieces]
+    for index, given in enumerate(inputs):
+        start = time.perf_counter()
+        blob = contender.encode(given)
+        encode_s += time.perf_counter() - start
+        blobs[index] = blob
+    for blob, piece in zip(blobs, pieces, strict=True):
+        start = time.perf_counter()
+        result = contender.decode(blob)
+        decode_s += time.perf_counter() - start
+        if not same(result, piece):
+            raise SystemExit(f"{contender.name} did not give back what it was given.")
+    return encode_s, decode_s
+
+
+def measure(chosen: list[Contender], pieces: Sequence[Piece], repeats: int) -> list[Row]:
+    """Rows of all codecs for K, V and both; the round before the first warms up."""
+    by_part = {part: [piece for piece in pieces if piece.part == part] for part in PARTS["kv"]}
+    copies = {part: Copies(held) for part, held in by_part.items()}
+    blobs = {
+        (one.name, part): [b""] * len(held) for one in chosen for part, held in by_part.items()
+    }
+    seconds = Seconds()
+    for repeat in range(repeats + 1):
+        turn = repeat % len(chosen)  # nobody comes always first, or after the same one
+        for part, held in by_part.items():
+            copy_s = copies[part].clocked()
             if repeat:
-                speeds[codec.name]["enc"].append(total / encode_s / 1e6)
-                speeds[codec.name]["dec"].append(total / decode_s / 1e6)
-    return [row(c.name, total / stored[c.name], speeds[c.name], repeats) for c in chosen]
+                seconds.memcpy.setdefault(part, []).append(copy_s)
+            for contender in chosen[turn:] + chosen[:turn]:
+                key = contender.name, part
+                encode_s, decode_s = one_round(contender, held, blobs[key])
+                if repeat:
+                    seconds.encode.setdefault(key, []).append(encode_s)
+                    seconds.decode.setdefault(key, []).append(decode_s)
+    stored = {key: sum(memoryview(blob).nbytes for blob in held) for key, held in blobs.items()}
+    sizes = {part: sum(piece.raw_bytes for piece in held) for part, held in by_part.items()}
+    rows = [
+        row(contender.name, part, seconds, sizes, stored) for contender in chosen for part in PARTS
+    ]
+    return rows + [memcpy_row(part, seconds, sizes) for part in PARTS]
 
 
-def row(name: str, ratio: float, speeds: dict[str, list[float]], repeats: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"codec": name, "ratio": round(ratio, 4), "n": repeats}
-    for key, label in (("enc", "encode"), ("dec", "decode")):
-        low, middle, high = statistics.quantiles(speeds[key], n=4)
-        result[f"{label}_mb_s"] = round(middle, 1)
-        result[f"{label}_spread_mb_s"] = round((high - low) / 2, 1)
-    return result
+def row(
+    name: str,
+    part: str,
+    seconds: Seconds,
+    sizes: dict[str, int],
+    stored: dict[tuple[str, str], int],
+) -> Row:
+    """What one codec did on K, on V, or on both."""
+    raw_bytes = sum(sizes[one] for one in PARTS[part])
+    ratio = raw_bytes / sum(stored[name, one] for one in PARTS[part])
+    result: Row = {"codec": name, "part": part, "ratio": round(ratio, 4)}
+    copied = _together([seconds.memcpy[one] for one in PARTS[part]])
+    for way, taken in (("encode", seconds.encode), ("decode", seconds.decode)):
+        rounds = _together([taken[name, one] for one in PARTS[part]])
+        shares = [copy_s / own_s for copy_s, own_s in zip(copied, rounds, strict=True)]
+        result |= speed(way, raw_bytes, rounds)
+        result[f"{way}_of_memcpy"] = round(statistics.median(shares), 4)
+    return result | {"n": len(copied)}
+
+
+def memcpy_row(part: str, seconds: Seconds, sizes: dict[str, int]) -> Row:
+    raw_bytes = sum(sizes[one] for one in PARTS[part])
+    rounds = _together([seconds.memcpy[one] for one in PARTS[part]])
+    result: Row = {"codec": "memcpy", "part": part, "ratio": 1.0}
+    for way in ("encode", "decode"):
+        result |= speed(way, raw_bytes, rounds) | {f"{way}_of_memcpy": 1.0}
+    return result | {"n": len(rounds)}
+
+
+def speed(way: str, raw_bytes: int, rounds: Sequence[float]) -> Row:
+    """Median and half the interquartile distance of MB/s."""
+    rates = [raw_bytes / s / 1e6 for s in rounds]
+    low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
+    return {
+        f"{way}_mb_s": round(middle, 1),
+        f"{way}_spread_mb_s": round((high - low) / 2, 1),
+    }
+
+
+def _together(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Sums, round by round."""
+    return [sum(parts) for parts in zip(*rounds, strict=True)]
+
+
+def floors(pieces: Sequence[Piece]) -> list[Row]:
+    """The floors for K, V and both, over whole layers."""
+    rows = []
+    for part, kinds in PARTS.items():
+        held = [entropy.floors(piece.tensor) for piece in pieces if piece.part in kinds]
+        mean = entropy.mean_floor(held)
+        ratios = {"order0_ratio": mean.ratio, "per_channel_ratio": mean.channel_ratio}
+        rows.append({"part": part, **{name: round(value, 4) for name, value in ratios.items()}})
+    return rows
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK}: under two minutes")
+    parser.add_argument("--tokens", type=int, help=f"tokens read, default {FULL['tokens']}")
+    parser.add_argument("--repeats", type=int, help=f"rounds, default {FULL['repeats']}, least 2")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], help="default: both")
+    parser.add_argument("--text", choices=list(TEXTS), help="default: each")
+    parser.add_argument("--plot", type=Path, help="where to save the plot, a .png or .svg file")
+    parser.add_argument("--json", action="store_true", help="print the JSON line alone")
+    parser.add_argument("--model", default=models.DEFAULT, help="a folder or hub id")
+    options = parser.parse_args()
+    preset = QUICK if options.quick else FULL
+    options.tokens = options.tokens or preset["tokens"]
+    options.repeats = options.repeats or preset["repeats"]
+    if options.repeats < 2:
+        parser.error("--repeats must be at least 2: a spread needs two rounds")
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, help="model folder; default: the project's own")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=1536)
-    parser.add_argument("--block", type=int, default=256, help="tokens a piece; 0: whole layers")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds measured, at least 2")
-    options = parser.parse_args()
-    if options.model is None:
-        from gaac_lab import models
-
-        options.model = models.default_path()
-    layers = kv(options.model, options.dtype, options.tokens)
+    options = arguments()
+    reader = Reader(options.model)
+    layers = {
+        name: reader.read(TEXTS[name](), options.tokens)
+        for name in ([options.text] if options.text else TEXTS)
+    }
     torch.set_num_threads(1)
-    pieces = [
-        part.contiguous() for layer in layers for part in layer.split(options.block or 10**9, dim=2)
-    ]
-    results = measure(codecs(options.dtype), pieces, options.repeats)
-    piece_bytes = 2 * pieces[0].numel()
-    title = f"{options.dtype} KV, {len(pieces)} pieces of {piece_bytes / 1e3:.0f} KB, one thread"
-    table = Table("codec", "ratio", "encode MB/s", "decode MB/s", "N", title=title)
-    for item in results:
-        encode, decode = (
-            f"{item[f'{key}_mb_s']:.0f} ± {item[f'{key}_spread_mb_s']:.0f}"
-            for key in ("encode", "decode")
-        )
-        table.add_row(item["codec"], f"{item['ratio']:.3f}", encode, decode, str(item["n"]))
-    Console().print(table)
-    facts = {"dtype": options.dtype, "tokens": options.tokens, "piece_bytes": piece_bytes}
-    print(json.dumps({**facts, "pieces": len(pieces), "rows": results}))
+    console = Console(quiet=options.json)
+    console.width = max(console.width, codec_report.WIDTH)
+    results: dict[str, list[Row]] = {"rows": [], "floors": []}
+    for dtype in [options.dtype] if options.dtype else ["bfloat16", "float16"]:
+        for text, held in layers.items():
+            facts = {"dtype": dtype, "text": text}
+            found, bounds = compare(held, dtype, options.repeats)
+            title = f"{dtype} KV of {options.tokens} tokens of {text}"
+            for table in codec_report.tables(found, bounds, title):
+                console.print(table)
+            results["rows"] += [facts | item for item in found]
+            results["floors"] += [facts | item for item in bounds]
+    if options.plot:
+        first = {key: results["rows"][0][key] for key in ("dtype", "text")}
+        chosen = {
+            name: [item for item in held if first.items() <= item.items()]
+            for name, held in results.items()
+        }
+        codec_report.plot(chosen["rows"], chosen["floors"], options.plot)
+    facts = {"tokens": options.tokens, "machine": machine.describe(), "versions": versions()}
+    print(json.dumps({**facts, **results}))
+
+
+def compare(layers: Sequence[LayerKV], dtype: str, repeats: int) -> tuple[list[Row], list[Row]]:
+    """Rows for every granularity and number of threads, and the floors."""
+    rows = []
+    for granularity, block_tokens in GRANULARITIES.items():
+        pieces = cut(layers, getattr(torch, dtype), block_tokens)
+        for threads in sorted({1, machine.cores()}):
+            setting = {
+                "granularity": granularity,
+                "piece_bytes": pieces[0].raw_bytes,
+                "pieces": len(pieces),
+                "threads": threads,
+            }
+            measured = measure(contenders(dtype, threads), pieces, repeats)
+            rows += [setting | item for item in measured]
+    whole = cut(layers, getattr(torch, dtype), None)
+    return rows, floors(whole)
+
+
+def versions() -> dict[str, str | None]:
+    names = ("numba", "zipnn", "pcodec", "blosc2", "zstandard", "lz4")
+    return machine.versions() | {name: machine.installed_version(name) for name in names}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""gaac: lossless compression of float16 and bfloat16 KV tensors.
+"""gaac: lossless compression of KV tensors in float16, bfloat16 and float8.
 
 `encode` and `decode` take tensors, `compress` and `decompress` take bytes, `inspect` reads a
-header. Importing this package imports numpy and xxhash, and neither torch nor transformers.
+header. Importing this package imports numpy and xxhash, and neither torch nor transformers; numba
+is imported when a first segment is coded.
 """
 
 from __future__ import annotations

@@ -56,10 +56,11 @@ class KVCodec:
             f"backend={self.backend!r})"
         )
 
-    def encode(self, tensor: torch.Tensor) -> bytes:
+    def encode(self, tensor: torch.Tensor, *, kind: str | None = None, rope: Any = None) -> bytes:
         """The blob of a [..., tokens, head_dim] fp16 or bf16 tensor, on any device.
 
-        Raises CodecError for another dtype or fewer than two axes.
+        kind, rope: hints, see gaac.encode; peers know none. Raises CodecError for another dtype or
+        fewer than two axes.
         """
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
@@ -68,7 +69,7 @@ class KVCodec:
             raise CodecError(f"shape {tuple(tensor.shape)}: [..., tokens, head_dim] is needed")
         tokens = tensor.shape[-2]
         blocks = [
-            self._encode_block(tensor[..., start : start + self.block_tokens, :], dtype)
+            self._encode_block(tensor[..., start : start + self.block_tokens, :], dtype, kind, rope)
             for start in range(0, tokens, self.block_tokens)
         ]
         head = struct.pack(
@@ -115,11 +116,11 @@ class KVCodec:
             return parts[0]
         return torch.cat(parts, -2) if parts else torch.empty(stored_shape, dtype=kind)
 
-    def _encode_block(self, block: torch.Tensor, dtype: str) -> bytes:
+    def _encode_block(self, block: torch.Tensor, dtype: str, kind: str | None, rope: Any) -> bytes:
         if self.backend == "gaac":
             import gaac
 
-            return gaac.encode(block, level=self.level)
+            return gaac.encode(block, level=self.level, kind=kind, rope=rope)
         return PEERS[self.backend].compress(words_of(block), dtype)
 
     def _decode_block(self, data: memoryview, shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gaac.hf import rope_of_layer
 from gaac_lab import kv
 from gaac_lab.configuration import BASELINE, Configuration
 from gaac_lab.measure import Failure, attempt, quiet_collector, timed
@@ -29,6 +30,15 @@ COLUMNS = (
     "codec_ratio",
     "pack_s_per_token",
 )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block of K or V, and the hints that the cache would pack it with."""
+
+    tensor: torch.Tensor
+    kind: str
+    rope: Any
 
 
 @dataclass
@@ -62,7 +72,7 @@ def measure(
     if isinstance(sample, Failure):
         return [dict.fromkeys(COLUMNS) for _ in configurations]
     held, layers = sample
-    blocks = [_blocks(configuration, held) for configuration in configurations]
+    blocks = [_blocks(configuration, held, model.config) for configuration in configurations]
     clocks = [_Clock() for _ in configurations]
     for _ in range(repeats):
         for configuration, own, clock in zip(configurations, blocks, clocks, strict=True):
@@ -82,31 +92,37 @@ def _sample(model: Any, input_ids: torch.Tensor, count: int) -> tuple[list[kv.La
     return growing[:: max(1, len(growing) // count)], len(growing)
 
 
-def _blocks(configuration: Configuration, held: list[kv.LayerKV]) -> list[torch.Tensor]:
+def _blocks(configuration: Configuration, held: list[kv.LayerKV], config: Any) -> list[_Block]:
     if configuration.is_baseline:
         return []
     size = configuration.block_tokens
     return [
-        tensor[:, :, start : start + size].contiguous()
+        _Block(tensor[:, :, start : start + size].contiguous(), part, rope if part == "k" else None)
         for layer in held
+        for rope in (rope_of_layer(config, layer.layer),)
         for part, tensor in layer.parts()
         if part in configuration.scope
         for start in range(0, tensor.shape[2] - size + 1, size)
     ]
 
 
-def _time(codec: Any, blocks: list[torch.Tensor], clock: _Clock) -> None:
-    device = blocks[0].device
-    codec.decode(codec.encode(blocks[0]))
+def _time(codec: Any, blocks: list[_Block], clock: _Clock) -> None:
+    device = blocks[0].tensor.device
+
+    def encode(block: _Block) -> bytes:
+        blob: bytes = codec.encode(block.tensor, kind=block.kind, rope=block.rope)
+        return blob
+
+    codec.decode(encode(blocks[0]))
     with quiet_collector():
         blobs = []
         for block in blocks:
-            blob, seconds = timed(device, functools.partial(codec.encode, block))
+            blob, seconds = timed(device, functools.partial(encode, block))
             clock.encode_s.append(seconds)
             blobs.append(blob)
         for blob in blobs:
             clock.decode_s.append(timed(device, functools.partial(codec.decode, blob))[1])
-    clock.raw_bytes += sum(block.numel() * block.element_size() for block in blocks)
+    clock.raw_bytes += sum(block.tensor.numel() * block.tensor.element_size() for block in blocks)
     clock.stored_bytes += sum(map(len, blobs))
 
 

@@ -141,8 +141,24 @@ def _kernel() -> Iterator[Finding]:
         yield Finding("notebooks", "missing", f"this Python cannot run them: {problem}", INSTALL)
 
 
+def _gaac_kernels() -> Finding:
+    try:
+        path = machine.gaac_kernels()
+    except RequestError as error:
+        return Finding("gaac kernels", "missing", str(error), "unset it")
+    detail = {
+        "vbmi2": "vbmi2: AVX-512 with VBMI2",
+        "plain": "plain: vectors without AVX-512 VBMI2",
+        "numpy": "numpy: no compiled code",
+    }[path]
+    slow = path == "numpy"
+    advice = "unset GAAC_KERNELS and NUMBA_DISABLE_JIT: speeds mean nothing like this"
+    return Finding("gaac kernels", "note" if slow else "ok", detail, advice if slow else None)
+
+
 def _hardware() -> Iterator[Finding]:
     yield Finding("processor", "ok", f"{machine.cpu_model() or 'unknown'}, {machine.cores()} cores")
+    yield _gaac_kernels()
     memory = machine.memory_bytes()
     low = memory < LOW_MEMORY_BYTES
     advice = "use --preset smoke, or a machine with more memory" if low else None

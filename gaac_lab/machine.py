@@ -15,7 +15,7 @@ from typing import Any
 
 from gaac_lab.errors import RequestError
 
-PACKAGES = ("torch", "transformers", "numpy", "papermill")
+PACKAGES = ("torch", "transformers", "numpy", "numba", "papermill")
 GIB = 2**30
 PROBE_TIMEOUT_S = 120
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -37,10 +37,11 @@ class ProbeError(RequestError):
 
 
 def describe() -> dict[str, Any]:
-    """The machine, for the manifest. Keys: cpu, cores, memory_gib, accelerator, os."""
+    """The machine, for the manifest: cpu, cores, gaac_kernels, memory_gib, accelerator, os."""
     return {
         "cpu": cpu_model(),
         "cores": cores(),
+        "gaac_kernels": gaac_kernels(),
         "memory_gib": round(memory_bytes() / GIB, 1),
         "accelerator": accelerator(),
         "os": platform.platform(),
@@ -72,6 +73,20 @@ def cpu_model() -> str | None:
         return platform.processor() or None
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match.group(1).strip() if match else platform.machine() or None
+
+
+def gaac_kernels() -> str:
+    """Which of gaac's kernels run here: "vbmi2", "plain" or "numpy".
+
+    Raises RequestError if GAAC_KERNELS asks for what this processor cannot do.
+    """
+    from gaac.errors import GaacError
+    from gaac.kernels import cpu
+
+    try:
+        return cpu.path()
+    except GaacError as error:
+        raise RequestError(str(error)) from None
 
 
 def cores() -> int:

@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 import gaac
+from gaac.hf import rope_of_layer
 from gaac_lab import kv
 from gaac_lab.measure import Stopwatch
 
@@ -29,7 +30,7 @@ class OfflineError(RuntimeError):
     """A folder that cannot be read back as it was written."""
 
 
-def save(cache: Any, folder: Path, *, level: int | None) -> Record:
+def save(cache: Any, folder: Path, model_config: Any, *, level: int | None) -> Record:
     """Write every layer's K and V into `folder` at a level of gaac, or raw for None.
 
     Returns raw_bytes, stored_bytes (what lies on disk, the index included), encode_s. Files are
@@ -45,7 +46,10 @@ def save(cache: Any, folder: Path, *, level: int | None) -> Record:
             for part, tensor in layer.parts():
                 name = f"layer{layer.layer:03d}.{part}"
                 raw = _bits(tensor)
-                blob = raw if level is None else gaac.encode(tensor, level=level)
+                rope = rope_of_layer(model_config, layer.layer)
+                blob = raw
+                if level is not None:
+                    blob = gaac.encode(tensor, level=level, kind=part, rope=rope)
                 (folder / name).write_bytes(blob)
                 entries.append(
                     {

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import gaac
+from gaac.rope import Rope
 
 GAAC_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -54,12 +55,15 @@ class Packer:
 
     block_tokens: tokens in a block. window: tokens at the end that always stay raw.
     codec: None for gaac at `level`, else anything with encode and decode.
+    kind, rope: hints for gaac, see gaac.encode.
     """
 
     level: int
     block_tokens: int
     window: int
     codec: Codec | None = None
+    kind: str | None = None
+    rope: Rope | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Packer:
         return self  # codecs often hold handles that cannot be copied
@@ -79,7 +83,7 @@ class Packer:
     def pack(self, tensor: torch.Tensor) -> Block:
         """A block of a [1, kv_heads, tokens, head_dim] tensor, which is not written to."""
         if self.codec is None:
-            blob = gaac.encode(tensor, level=self.level)
+            blob = gaac.encode(tensor, level=self.level, kind=self.kind, rope=self.rope)
         else:
             # A private copy: some codecs scramble their input while they work.
             blob = self.codec.encode(tensor.clone(memory_format=torch.contiguous_format))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -17,6 +18,7 @@ import gaac
 from gaac.hf.accounting import LayerBytes, count_layer
 from gaac.hf.blocks import Codec, Packer
 from gaac.hf.layer import BlockCompressedLayer
+from gaac.hf.rope import rope_of_layer
 
 SCOPES = ("kv", "k", "v")
 
@@ -53,12 +55,12 @@ class BlockCompressedCache(DynamicCache):
         if not self.layers:
             raise ValueError("config describes a model without layers, so there is no KV to hold.")
         packer = Packer(level, block_tokens, window, codec)
-        key_packer = packer if "k" in scope else None
-        value_packer = packer if "v" in scope else None
-        self.layers = [
-            BlockCompressedLayer(key_packer, value_packer) if type(layer) is DynamicLayer else layer
-            for layer in self.layers
-        ]
+        values = replace(packer, kind="v") if "v" in scope else None
+        for index, layer in enumerate(self.layers):
+            if type(layer) is DynamicLayer:
+                rope = rope_of_layer(config, index)
+                keys = replace(packer, kind="k", rope=rope) if "k" in scope else None
+                self.layers[index] = BlockCompressedLayer(keys, values)
         self.level, self.block_tokens, self.scope, self.window = level, block_tokens, scope, window
         self.codec = codec
 

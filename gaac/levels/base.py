@@ -1,8 +1,8 @@
 """What every level offers, and the split of a word that levels share.
 
-A level codes one segment at a time: `words`, uint16, shape (blocks, rows, width). It returns its
-streams in a fixed order; the frame keeps their lengths. A level never sees a header, a file or a
-tensor, and it never writes to its input.
+A level codes one segment at a time: `words`, shape (blocks, rows, width), uint16 or, for one-byte
+dtypes, uint8. It returns its streams in a fixed order; the frame keeps their lengths. A level never
+sees a header, a file or a tensor, and it never writes to its input.
 """
 
 from __future__ import annotations
@@ -13,29 +13,55 @@ from typing import Protocol
 
 import numpy as np
 
+from gaac.rope import Rope
+
 
 @dataclass(frozen=True)
 class WordFormat:
-    """Where a 16-bit float keeps its exponent.
+    """Where a float keeps its exponent, and where the rest of its bits goes.
 
-    `low` takes eight of the other bits; what is left over goes bit by bit into `extra_bits`
-    planes: none for bfloat16 (low is mantissa << 1 | sign), and for float16, whose low byte is the
-    low byte of the word, mantissa bits 8 and 9 and the sign.
+    exponent_shift: the exponent's lowest bit in the word. exponent_max: all its bits set.
+    low_bytes: 1 if a byte of the rest goes into stream `low` (bfloat16: mantissa << 1 | sign,
+    float16: the low byte of the word), 0 for one-byte dtypes, which have no such stream content.
+    extra: the bits of the word, by position, that become planes of their own.
     """
 
     name: str
     exponent_shift: int
     exponent_max: int
-    extra_bits: int
+    low_bytes: int
+    extra: tuple[int, ...] = ()
+
+    @property
+    def extra_bits(self) -> int:
+        """Planes behind those of the code."""
+        return len(self.extra)
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a word: 2, or 1 for one-byte dtypes."""
+        return 1 + self.low_bytes
 
 
+# float8 as in "FP8 Formats for Deep Learning" (arXiv 2209.05433): E4M3 without infinities, E5M2.
 FORMATS = {
-    "bfloat16": WordFormat("bfloat16", exponent_shift=7, exponent_max=255, extra_bits=0),
-    "float16": WordFormat("float16", exponent_shift=10, exponent_max=31, extra_bits=3),
+    "float16": WordFormat("float16", 10, 31, low_bytes=1, extra=(8, 9, 15)),
+    "bfloat16": WordFormat("bfloat16", 7, 255, low_bytes=1),
+    "float8_e4m3fn": WordFormat("float8_e4m3fn", 3, 15, low_bytes=0, extra=(0, 1, 2, 7)),
+    "float8_e5m2": WordFormat("float8_e5m2", 2, 31, low_bytes=0, extra=(0, 1, 7)),
 }
 
-# The bits of a float16's high byte that are not exponent: mantissa bits 8 and 9, sign.
-FP16_EXTRA = (0x01, 0x02, 0x80)
+
+@dataclass(frozen=True, eq=False)
+class Hints:
+    """What a level may be told about a segment besides its words.
+
+    kind: "k", "v" or None; a choice of the encoder's alone, always None on decode.
+    rope: the rotation that keys carry; the frame keeps it, so encode and decode see the same.
+    """
+
+    kind: str | None = None
+    rope: Rope | None = None
 
 
 class Level(Protocol):
@@ -50,22 +76,30 @@ class Level(Protocol):
     @property
     def streams(self) -> tuple[str, ...]: ...
 
-    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
-        """Code words, uint16 (blocks, rows, width), into uint8 streams, one for each name."""
+    def encode(
+        self, words: np.ndarray, fmt: WordFormat, hints: Hints
+    ) -> Sequence[np.ndarray] | None:
+        """Code words, (blocks, rows, width), into uint8 streams, one for each name.
+
+        words may be strided. None if this level does not code such words: the next lower one is
+        then asked.
+        """
         ...
 
     def lengths_fit(
         self, lengths: Sequence[int], shape: tuple[int, int, int], fmt: WordFormat
     ) -> bool:
-        """Whether streams of these lengths can code (blocks, rows, width) words.
+        """Whether streams of these lengths, in bytes, can code (blocks, rows, width) words.
 
-        Called before anything is allocated for the words: a level must demand at least one byte
-        of stream for each word.
+        Called before anything is allocated for the words: a level must demand at least half a byte
+        of stream for each byte of them.
         """
         ...
 
-    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
-        """Write the words into `out`, uint16 (blocks, rows, width), which may be strided.
+    def decode(
+        self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat, hints: Hints
+    ) -> None:
+        """Write the words into `out`, (blocks, rows, width), which may be strided.
 
         Raises CorruptFrame if the streams contradict each other.
         """
@@ -73,10 +107,15 @@ class Level(Protocol):
 
 
 def split(words: np.ndarray, fmt: WordFormat) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Split words, uint16, into exponent and low byte (uint8, same shape) and the extra bits.
+    """Split words, uint16 or uint8, into exponent, low byte and the extra bits.
 
-    Each extra bit is a uint8 array that is non-zero where the bit is set.
+    Exponent and low byte are uint8 of the words' shape; for one-byte dtypes low has no values. Each
+    extra bit is a uint8 array of the words' shape that is non-zero where the bit is set.
     """
+    if fmt.low_bytes == 0:
+        exponent = (words >> np.uint8(fmt.exponent_shift)) & np.uint8(fmt.exponent_max)
+        bits = [words & np.uint8(1 << position) for position in fmt.extra]
+        return exponent, np.zeros(0, np.uint8), bits
     if fmt.name == "bfloat16":
         exponent = (words >> np.uint16(7)).astype(np.uint8)
         rotated = words << np.uint16(1)
@@ -84,7 +123,8 @@ def split(words: np.ndarray, fmt: WordFormat) -> tuple[np.ndarray, np.ndarray, l
         return exponent, rotated.astype(np.uint8), []
     high = (words >> np.uint16(8)).astype(np.uint8)
     exponent = ((words >> np.uint16(10)) & np.uint16(31)).astype(np.uint8)
-    return exponent, words.astype(np.uint8), [high & np.uint8(bit) for bit in FP16_EXTRA]
+    bits = [high & np.uint8(1 << position - 8) for position in fmt.extra]
+    return exponent, words.astype(np.uint8), bits
 
 
 def join(
@@ -94,23 +134,18 @@ def join(
     out: np.ndarray,
     fmt: WordFormat,
 ) -> None:
-    """Undo `split` into `out`; extra bits are uint8 arrays of 0 and 1, overwritten on the way."""
-    high_word = exponent.astype(np.uint16)
-    low_word = low.astype(np.uint16)
-    high_word <<= np.uint16(fmt.exponent_shift)
-    if fmt.name == "bfloat16":
-        high_word |= low_word >> np.uint16(1)
-        low_word <<= np.uint16(15)
-    else:
-        mantissa8, mantissa9, sign = extra
-        mantissa9 += mantissa9
-        mantissa9 |= mantissa8
-        sign *= np.uint8(0x80)
-        mantissa9 |= sign
-        top = mantissa9.astype(np.uint16)
-        top <<= np.uint16(8)
-        high_word |= top
-    np.bitwise_or(high_word, low_word, out=out)
+    """Undo `split` into `out`, uint16 or uint8; low may be flat, extra bits are uint8, 0 or 1."""
+    words = exponent.astype(out.dtype)
+    words <<= out.dtype.type(fmt.exponent_shift)
+    for position, bits in zip(fmt.extra, extra, strict=True):
+        words |= bits.astype(out.dtype) << out.dtype.type(position)
+    if fmt.low_bytes:
+        low_word = low.reshape(out.shape).astype(np.uint16)
+        if fmt.name == "bfloat16":
+            words |= low_word >> np.uint16(1)
+            low_word <<= np.uint16(15)
+        words |= low_word
+    out[...] = words
 
 
 def pack_planes(planes: Sequence[np.ndarray]) -> np.ndarray:

@@ -4,33 +4,44 @@ Fixed width, so that a reader finds any row without decoding those before it. In
 base of a channel is the smallest exponent that has a code; code 7 is an escape, and the true
 exponent is then a byte in `escapes`, in row order. `offsets` says where the escapes of each tile
 of 64 rows start. `escapes` is filled up with zeros, so that `planes` and `low` start at a multiple
-of 64 bytes and a kernel that loads escapes by whole registers does not run off the end.
+of 64 bytes.
+
+The base is that one of four, which put the largest exponent of the channel at code 6, 7, 8 or 9
+(at most; a base is at least zero), under which the fewest values escape; the highest among equals.
+`gaac.kernels.packed_numpy` shows all of it in numpy; `packed_simd` does the same, compiled.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from gaac.errors import CorruptFrame
-from gaac.levels.base import (
-    WordFormat,
-    add_rows,
-    halve_rows,
-    join,
-    pack_planes,
-    plane_bytes,
-    planes_clean,
-    split,
-    subtract_rows,
-)
+from gaac.kernels import cpu
+from gaac.levels.base import Hints, WordFormat, plane_bytes
 
 TILE_ROWS = 64
 ESCAPE = 7
 CODE_BITS = 3
 ALIGN = 64
 BASE_CANDIDATES = 4
+
+
+class Kernels(Protocol):
+    """The two directions of one path for one dtype."""
+
+    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
+        """The streams of the level for words, (blocks, rows, width)."""
+        ...
+
+    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
+        """Write the words into `out`; the streams have the lengths that its shape demands.
+
+        Raises CorruptFrame if they contradict each other.
+        """
+        ...
 
 
 class Packed:
@@ -40,26 +51,8 @@ class Packed:
     name = "packed"
     streams = ("base", "offsets", "escapes", "planes", "low")
 
-    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
-        blocks, rows, width = words.shape
-        exponent, low, extra = split(words, fmt)
-        base = best_base(exponent)
-        code = subtract_rows(exponent, base).reshape(blocks, -1)
-        where = np.flatnonzero(code > np.uint8(ESCAPE - 1))
-        code.reshape(-1)[where] = ESCAPE
-        planes = [code & np.uint8(1 << bit) for bit in range(CODE_BITS)]
-        planes += [bits.reshape(blocks, -1) for bits in extra]
-        offsets = np.searchsorted(where, tile_starts(blocks, rows, width)).astype("<u4")
-        spare = -(base.size + 4 * offsets.size + len(where)) % ALIGN
-        escapes = np.zeros(len(where) + spare, np.uint8)
-        escapes[: len(where)] = exponent.reshape(-1)[where]
-        return (
-            base.reshape(-1),
-            offsets.view(np.uint8),
-            escapes,
-            pack_planes(planes).reshape(-1),
-            low.reshape(-1),
-        )
+    def encode(self, words: np.ndarray, fmt: WordFormat, hints: Hints) -> Sequence[np.ndarray]:
+        return kernels_of(cpu.path(), fmt.name).encode(words, fmt)
 
     def lengths_fit(
         self, lengths: Sequence[int], shape: tuple[int, int, int], fmt: WordFormat
@@ -73,80 +66,22 @@ class Packed:
             and escapes < blocks * values + ALIGN
             and (base + offsets + escapes) % ALIGN == 0
             and planes == blocks * (CODE_BITS + fmt.extra_bits) * plane_bytes(values)
-            and low == blocks * values
+            and low == blocks * values * fmt.low_bytes
         )
 
-    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
-        blocks, rows, width = out.shape
-        values = rows * width
-        base, offsets, escapes, planes, low = streams
-        packed = planes.reshape(blocks, CODE_BITS + fmt.extra_bits, plane_bytes(values))
-        if not planes_clean(packed, values):
-            raise CorruptFrame("The bit planes hold bits behind their last value.")
-        bits = np.unpackbits(packed, axis=2, count=values, bitorder="little")
-        code = bits[:, 2] + bits[:, 2]
-        code += bits[:, 1]
-        code += code
-        code += bits[:, 0]
-        where = np.flatnonzero(code == np.uint8(ESCAPE))
-        starts = np.searchsorted(where, tile_starts(blocks, rows, width))
-        base = base.reshape(blocks, width)
-        self._check(base, offsets.view("<u4"), escapes, len(where), starts, fmt)
-        exponent = add_rows(code.reshape(blocks, rows, width), base)
-        exponent.reshape(-1)[where] = escapes[: len(where)]
-        extra = [bits[:, CODE_BITS + i].reshape(out.shape) for i in range(fmt.extra_bits)]
-        join(exponent, low.reshape(out.shape), extra, out, fmt)
-
-    @staticmethod
-    def _check(
-        base: np.ndarray,
-        offsets: np.ndarray,
-        escapes: np.ndarray,
-        count: int,
-        starts: np.ndarray,
-        fmt: WordFormat,
+    def decode(
+        self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat, hints: Hints
     ) -> None:
-        spare = len(escapes) - count
-        if not 0 <= spare < ALIGN or escapes[count:].any() or not np.array_equal(offsets, starts):
-            raise CorruptFrame("The escapes are not as many as the codes ask for.")
-        limit = fmt.exponent_max
-        if base.max(initial=0) > limit - ESCAPE + 1 or escapes.max(initial=0) > limit:
-            raise CorruptFrame("An exponent lies outside the range of its dtype.")
+        kernels_of(cpu.path(), fmt.name).decode(streams, out, fmt)
 
 
-def best_base(exponent: np.ndarray) -> np.ndarray:
-    """The base of each channel, uint8 (blocks, width), for exponents (blocks, rows, width).
+@functools.cache
+def kernels_of(path: str, dtype: str) -> Kernels:
+    """The kernels of a path (see `gaac.kernels.cpu`); those of numpy for one-byte dtypes."""
+    if path != "numpy" and dtype in ("bfloat16", "float16"):
+        from gaac.kernels import packed_simd
 
-    Codes 0 to 6 reach from the base to base + 6. Tried are the four bases that put the largest
-    exponent at code 6, 7, 8 or 9; the one with fewest escapes wins, the highest among equals.
-    """
-    largest = halve_rows(np.maximum, exponent).max(axis=1)
-    best = np.zeros(0, np.uint8)
-    fewest = np.zeros(0, np.uint16)
-    for above in range(BASE_CANDIDATES):
-        reach = np.uint8(ESCAPE - 1 + above)
-        base = np.maximum(largest, reach) - reach
-        escaped = subtract_rows(exponent, base) > np.uint8(ESCAPE - 1)
-        count = count_rows(escaped)
-        if above == 0:
-            best, fewest = base, count
-            continue
-        better = count < fewest
-        best = np.where(better, base, best)
-        fewest = np.where(better, count, fewest)
-    return best
+        return packed_simd.KERNELS[path, dtype]
+    from gaac.kernels import packed_numpy
 
-
-def count_rows(flags: np.ndarray) -> np.ndarray:
-    """How many flags are set in each channel, uint32 (blocks, width), for (blocks, rows, width)."""
-    counts: np.ndarray = np.add.reduce(
-        halve_rows(np.add, flags.view(np.uint8)), axis=1, dtype=np.uint32
-    )
-    return counts
-
-
-def tile_starts(blocks: int, rows: int, width: int) -> np.ndarray:
-    """Index of the first value of each tile of 64 rows, over all blocks of a segment."""
-    in_block = np.arange(0, rows, TILE_ROWS) * width
-    starts: np.ndarray = np.arange(blocks)[:, None] * (rows * width) + in_block
-    return starts.reshape(-1)
+    return packed_numpy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gaac.levels.base import WordFormat
+from gaac.levels.base import Hints, WordFormat
 
 
 class Stored:
@@ -14,16 +14,18 @@ class Stored:
 
     number = 0
     name = "stored"
-    streams = ("words",)
+    streams = ("content",)
 
-    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
-        return (np.ascontiguousarray(words, dtype="<u2").reshape(-1).view(np.uint8),)
+    def encode(self, words: np.ndarray, fmt: WordFormat, hints: Hints) -> Sequence[np.ndarray]:
+        return (np.ascontiguousarray(words).reshape(-1).view(np.uint8),)
 
     def lengths_fit(
         self, lengths: Sequence[int], shape: tuple[int, int, int], fmt: WordFormat
     ) -> bool:
         blocks, rows, width = shape
-        return lengths[0] == 2 * blocks * rows * width
+        return lengths[0] == fmt.word_bytes * blocks * rows * width
 
-    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
-        out[...] = streams[0].view("<u2").reshape(out.shape)
+    def decode(
+        self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat, hints: Hints
+    ) -> None:
+        out[...] = streams[0].view(out.dtype).reshape(out.shape)

@@ -6,8 +6,15 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+import gaac
+
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-LEVELS = (0, 1, 3)
+BYTE_DTYPES = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+LEVELS = tuple(gaac.LEVELS)
 
 # Words whose meaning is special in one format or the other: zeros, denormals, infinities, quiet
 # and signalling NaNs with payloads, largest and smallest values.
@@ -18,13 +25,15 @@ SPECIAL = [
 
 
 def tensor(words: np.ndarray, dtype: str) -> torch.Tensor:
-    """A tensor with these bits."""
-    return torch.from_numpy(np.ascontiguousarray(words).view(np.int16)).view(DTYPES[dtype])
+    """A tensor with these bits, uint16 or uint8."""
+    return torch.from_numpy(np.ascontiguousarray(words)).view({**DTYPES, **BYTE_DTYPES}[dtype])
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor, for comparisons in which NaN payloads and -0.0 count."""
-    return value.detach().contiguous().view(torch.int16)
+    return (
+        value.detach().contiguous().view(torch.int16 if value.element_size() == 2 else torch.int8)
+    )
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -36,6 +45,15 @@ def gaussian(shape: tuple[int, ...], dtype: str, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     scale = torch.exp2(torch.randn(shape[-1], generator=generator))
     return (torch.randn(shape, generator=generator) * scale).to(DTYPES[dtype])
+
+
+def repeating(shape: tuple[int, ...], dtype: str, seed: int = 0) -> torch.Tensor:
+    """Values as the first layer's are: a token has the same rows wherever it stands."""
+    tokens, vocabulary = shape[-2], max(shape[-2] // 3, 1)
+    table = gaussian((*shape[:-2], vocabulary, shape[-1]), dtype, seed)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(vocabulary, (tokens,), generator=generator)
+    return table[..., ids, :]
 
 
 def random_words(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:

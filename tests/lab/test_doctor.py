@@ -78,3 +78,22 @@ def test_the_machine_is_described_as_it_is() -> None:
     assert (found["accelerator"] is not None) == torch.cuda.is_available()
     assert machine.versions()["torch"] == torch.__version__
     assert machine.installed_version("no-such-package-here") is None
+
+
+@pytest.mark.parametrize(
+    ("forced", "state", "words"),
+    [("plain", "ok", "plain: vectors"), ("numpy", "note", "unset"), ("none", "missing", "unset")],
+)
+def test_the_kernels_that_run_are_named(
+    forced: str, state: str, words: str, tmp_path: Path
+) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "gaac_lab.cli", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        env=clean_environment(GAAC_LAB_HOME=str(make_home(tmp_path, "01")), GAAC_KERNELS=forced),
+    )
+    findings = {f["name"]: f for f in json.loads(answer.stdout)["findings"]}
+    found = findings["gaac kernels"]
+    assert found["state"] == state
+    assert words in f"{found['detail']} {found['advice']}"

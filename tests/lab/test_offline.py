@@ -33,9 +33,9 @@ def cache() -> Any:
     return held
 
 
-@pytest.mark.parametrize("level", [None, 0, 1, 3])
+@pytest.mark.parametrize("level", [None, 0, 1, 3, 5])
 def test_another_process_reads_back_every_bit(cache: Any, tmp_path: Path, level: int) -> None:
-    written = offline.save(cache, tmp_path / "a b", level=level)
+    written = offline.save(cache, tmp_path / "a b", CONFIG, level=level)
     assert written["raw_bytes"] == 2 * 2 * 2 * 300 * 16 * 2
     on_disk = sum(path.stat().st_size for path in (tmp_path / "a b").iterdir())
     assert written["stored_bytes"] == on_disk
@@ -56,7 +56,7 @@ def test_a_model_goes_on_from_a_loaded_cache_also_behind_a_window(tmp_path: Path
     ids = torch.arange(50).unsqueeze(0)
     read = Request(model, ids, DynamicCache(config=config))
     read.prefill()
-    offline.save(read.cache, tmp_path, level=3)
+    offline.save(read.cache, tmp_path, config, level=3)
     resumed = Request(model, ids, None)
     resumed.resume(read, offline.load(tmp_path, config))
     assert resumed.cache.get_seq_length() == 50
@@ -76,12 +76,12 @@ def test_states_that_are_no_kv_are_refused(tmp_path: Path) -> None:
     cache = DynamicCache(config=config)
     cache.update(*torch.zeros(2, 1, 1, 4, 16, dtype=torch.bfloat16), 1)
     with pytest.raises(offline.OfflineError, match="state instead of K and V"):
-        offline.save(cache, tmp_path / "x", level=3)
+        offline.save(cache, tmp_path / "x", CONFIG, level=3)
     assert not (tmp_path / "x").exists()
 
 
 def test_a_raw_file_with_a_wrong_bit_is_seen(cache: Any, tmp_path: Path) -> None:
-    offline.save(cache, tmp_path, level=None)
+    offline.save(cache, tmp_path, CONFIG, level=None)
     victim = tmp_path / "layer001.v"
     data = bytearray(victim.read_bytes())
     data[1000] ^= 1
@@ -90,7 +90,7 @@ def test_a_raw_file_with_a_wrong_bit_is_seen(cache: Any, tmp_path: Path) -> None
 
 
 def test_a_damaged_compressed_file_is_an_error(cache: Any, tmp_path: Path) -> None:
-    offline.save(cache, tmp_path, level=3)
+    offline.save(cache, tmp_path, CONFIG, level=3)
     victim = tmp_path / "layer000.k"
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(offline.OfflineError, match="CorruptFrame"):
@@ -103,6 +103,6 @@ def test_a_folder_without_an_index_was_not_finished(tmp_path: Path) -> None:
 
 
 def test_the_index_is_written_last(cache: Any, tmp_path: Path) -> None:
-    offline.save(cache, tmp_path, level=1)
+    offline.save(cache, tmp_path, CONFIG, level=1)
     index = json.loads((tmp_path / "index.json").read_text())
     assert all((tmp_path / entry["file"]).exists() for entry in index["entries"])

@@ -28,7 +28,10 @@ def pins() -> dict[str, str]:
 def test_everything_that_is_asked_for_is_pinned() -> None:
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["dev"], *extras["peers"]]
-    assert {name_of(requirement) for requirement in wanted} <= set(pins())
+    names = {name_of(requirement) for requirement in wanted}
+    # torch's CUDA builds ask for exactly one triton, their own: a pin could rule them out.
+    assert names - {"triton"} <= set(pins())
+    assert "triton" not in pins()
 
 
 def test_the_pins_are_what_the_tests_run_with() -> None:
