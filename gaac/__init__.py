@@ -10,12 +10,14 @@ from __future__ import annotations
 from gaac.codec import LEVELS, compress, decode, decompress, encode, inspect
 from gaac.errors import CorruptFrame, GaacError, UnsupportedFrame, UnsupportedTensor
 from gaac.frame import FrameInfo
+from gaac.rope import Rope
 
 __all__ = [
     "LEVELS",
     "CorruptFrame",
     "FrameInfo",
     "GaacError",
+    "Rope",
     "UnsupportedFrame",
     "UnsupportedTensor",
     "compress",

@@ -112,7 +112,7 @@ def encode(
     blocks of 256 tokens, with one base per channel of the last axis and block. A tensor of one
     axis is cut into rows of 64.
     level: a key of `LEVELS`.
-    kind: "k", "v" or None, and rope: None, a `gaac.rope.Rope` or the inverse frequencies in radians
+    kind: "k", "v" or None, and rope: None, a `gaac.Rope` or the inverse frequencies in radians
     per token with which keys were rotated. Hints for level 5; other levels do not look at them.
     threads: how many to use, None for all cores; the blob does not depend on it.
     Raises UnsupportedTensor for another dtype or no axis, GaacError for an unknown level or kind,
@@ -209,7 +209,7 @@ def inspect(blob: Any) -> FrameInfo:
         for name, stream in zip(names, coded.streams, strict=True):
             streams[name] = streams.get(name, 0) + len(stream)
     if len(payload):
-        streams["content" if header.flags & FLAG_STORED else "tail"] = len(payload)
+        streams["words" if header.flags & FLAG_STORED else "tail"] = len(payload)
     return FrameInfo(
         level=header.level,
         dtype=header.dtype,

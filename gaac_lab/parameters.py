@@ -98,7 +98,7 @@ class Parameters(BaseModel):
         "block sizes to compare, in tokens", "[128, 256]", "strictly increasing"
     )
     levels: Annotated[list[Level], _DISTINCT] = _list(
-        "levels to compare", "[1, 3, 5]", "none of them twice"
+        "levels to compare", "[1, 2, 3, 5]", "none of them twice"
     )
     scopes: Annotated[list[Scope], _DISTINCT] = _list(
         "what is compressed: K and V, K only, V only", "[kv, k]", "none of them twice"

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gaac.kernels import reference_context
+from gaac.kernels import reference_context, reference_tiered
 
-STREAM_COUNT = {0: 1, 1: 5, 3: 7, 5: 7}
+STREAM_COUNT = {0: 1, 1: 5, 2: 8, 3: 7, 5: 7}
 CODE_PLANES = {1: 3, 3: 1}
 EXTRA_BITS = {1: (8, 9, 15), 2: (), 3: (0, 1, 2, 7), 4: (0, 1, 7)}
 EXPONENT_SHIFT = {1: 10, 2: 7, 3: 3, 4: 2}
@@ -61,6 +61,8 @@ def decode(blob: bytes) -> bytes:
         cut = len(blocks), coded_rows, width
         if level == 5:
             words_of = reference_context.decode(streams, dtype, cut, turns, bool(flags & 8))
+        elif level == 2:
+            words_of = reference_tiered.decode(streams, dtype, cut)
         else:
             words_of = _segment(level, dtype, streams, *cut)
         coded = list(words_of)

@@ -7,8 +7,9 @@ from gaac.levels.context import Context
 from gaac.levels.entropy import Entropy
 from gaac.levels.packed import Packed
 from gaac.levels.stored import Stored
+from gaac.levels.tiered import Tiered
 
 STORED = Stored()
 REGISTRY: dict[int, Level] = {
-    level.number: level for level in (STORED, Packed(), Entropy(), Context())
+    level.number: level for level in (STORED, Packed(), Tiered(), Entropy(), Context())
 }

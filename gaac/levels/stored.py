@@ -14,7 +14,7 @@ class Stored:
 
     number = 0
     name = "stored"
-    streams = ("content",)
+    streams = ("words",)
 
     def encode(self, words: np.ndarray, fmt: WordFormat, hints: Hints) -> Sequence[np.ndarray]:
         return (np.ascontiguousarray(words).reshape(-1).view(np.uint8),)

@@ -167,10 +167,10 @@ def tensor_case(
 def cases() -> Iterator[Case]:
     """All golden blobs, in the order of the index."""
     for dtype in ("float16", "bfloat16"):
-        for level in (1, 3, 5):
+        for level in (1, 2, 3, 5):
             yield from _sixteen_bits(dtype, level)
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        for level in (1, 3, 5):
+        for level in (1, 2, 3, 5):
             yield _eight_bits(dtype, level)
     yield _eight_bits("int8", 3)
     yield from _stored()

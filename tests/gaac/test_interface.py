@@ -30,10 +30,10 @@ def test_import_is_light() -> None:
 
 
 def test_levels() -> None:
-    assert gaac.LEVELS == {0: "stored", 1: "packed", 3: "entropy", 5: "context"}
+    assert gaac.LEVELS == {0: "stored", 1: "packed", 2: "tiered", 3: "entropy", 5: "context"}
 
 
-@pytest.mark.parametrize("level", [2, -1, 1.0, True, "3", None, [1]])
+@pytest.mark.parametrize("level", [4, -1, 1.0, True, "3", None, [1]])
 def test_unknown_level(level: object) -> None:
     with pytest.raises(gaac.GaacError, match="choose one of 0 \\(stored\\)"):
         gaac.compress(b"", level=level)  # type: ignore[arg-type]

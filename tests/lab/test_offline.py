@@ -33,7 +33,7 @@ def cache() -> Any:
     return held
 
 
-@pytest.mark.parametrize("level", [None, 0, 1, 3, 5])
+@pytest.mark.parametrize("level", [None, 0, 1, 2, 3, 5])
 def test_another_process_reads_back_every_bit(cache: Any, tmp_path: Path, level: int) -> None:
     written = offline.save(cache, tmp_path / "a b", CONFIG, level=level)
     assert written["raw_bytes"] == 2 * 2 * 2 * 300 * 16 * 2

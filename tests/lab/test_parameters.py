@@ -70,7 +70,7 @@ def test_a_whole_number_is_a_number() -> None:
         ("lengths", [8, 512], "each a whole number from 16 to 1000000"),
         ("lengths", [512, True], "each a whole number from 16"),
         ("levels", [1, 1], "none of them twice"),
-        ("levels", [1, 7], "each one of 0, 1, 3, 5"),
+        ("levels", [1, 7], "each one of 0, 1, 2, 3, 5"),
         ("scopes", ["q"], "each one of kv, k, v"),
         ("windows", [-1], "each a whole number from 0"),
         ("prompt_names", "all", r"a list like \[all\]"),
