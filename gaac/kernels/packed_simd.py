@@ -63,7 +63,7 @@ def plan(shape: tuple[int, int, int], extra_bits: int) -> Plan:
 
 @dataclass(frozen=True)
 class Packer:
-    """Both directions of one path for one dtype; the interface is `gaac.levels.packed.Kernels`."""
+    """Both directions of one path for one dtype; the interface is `gaac.levels.base.Kernels`."""
 
     encode_kernel: Kernel
     decode_kernel: Kernel

@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Coder:
-    """Both directions of one path for one dtype; the interface is `gaac.levels.packed.Kernels`."""
+    """Both directions of one path for one dtype; the interface is `gaac.levels.base.Kernels`."""
 
     encode_kernel: Kernel
     decode_kernel: Kernel

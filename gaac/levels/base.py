@@ -106,6 +106,21 @@ class Level(Protocol):
         ...
 
 
+class Kernels(Protocol):
+    """The two directions of a level on one path of `gaac.kernels.cpu`, for one dtype or all."""
+
+    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
+        """The streams of the level for words, (blocks, rows, width)."""
+        ...
+
+    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
+        """Write the words into `out`; the streams have the lengths that its shape demands.
+
+        Raises CorruptFrame if they contradict each other.
+        """
+        ...
+
+
 def split(words: np.ndarray, fmt: WordFormat) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Split words, uint16 or uint8, into exponent, low byte and the extra bits.
 

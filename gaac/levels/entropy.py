@@ -10,30 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from gaac.kernels import cpu
-from gaac.levels.base import Hints, WordFormat, plane_bytes
+from gaac.levels.base import Hints, Kernels, WordFormat, plane_bytes
 
 LEVELS = 8
 SHAPE_BITS = 2
-
-
-class Kernels(Protocol):
-    """The two directions of one path."""
-
-    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
-        """The streams of the level for words, (blocks, rows, width)."""
-        ...
-
-    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
-        """Write the words into `out`; the streams have the lengths that its shape demands.
-
-        Raises CorruptFrame if they contradict each other.
-        """
-        ...
 
 
 class Entropy:

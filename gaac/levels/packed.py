@@ -15,33 +15,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from gaac.kernels import cpu
-from gaac.levels.base import Hints, WordFormat, plane_bytes
+from gaac.levels.base import Hints, Kernels, WordFormat, plane_bytes
 
 TILE_ROWS = 64
 ESCAPE = 7
 CODE_BITS = 3
 ALIGN = 64
 BASE_CANDIDATES = 4
-
-
-class Kernels(Protocol):
-    """The two directions of one path for one dtype."""
-
-    def encode(self, words: np.ndarray, fmt: WordFormat) -> Sequence[np.ndarray]:
-        """The streams of the level for words, (blocks, rows, width)."""
-        ...
-
-    def decode(self, streams: Sequence[np.ndarray], out: np.ndarray, fmt: WordFormat) -> None:
-        """Write the words into `out`; the streams have the lengths that its shape demands.
-
-        Raises CorruptFrame if they contradict each other.
-        """
-        ...
 
 
 class Packed:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gaac.kernels import cpu
-from gaac.levels.base import Hints, WordFormat, plane_bytes
-from gaac.levels.packed import ALIGN, TILE_ROWS, Kernels
+from gaac.levels.base import Hints, Kernels, WordFormat, plane_bytes
+from gaac.levels.packed import ALIGN, TILE_ROWS
 
 CODE_BITS = 2
 FURTHER = 3  # the code of what goes on to the next tier, and the number of ranks of each tier

@@ -272,7 +272,7 @@ def test_kernels_check_lengths_themselves(coder: Any, stream: int) -> None:
 def test_nothing_outside_the_arrays_is_touched(path: str) -> None:
     """All arrays, also those that kernels work in, lie between pages that no one may touch."""
     skip_unless_it_runs(path)
-    done = run_on(path, "-m", "tests.gaac.guarded_entropy", path)
+    done = run_on(path, "-m", "tests.gaac.guarded_kernels", "3", path)
     assert done.stdout == "done\n", f"exit {done.returncode}\n{done.stderr}"
 
 

@@ -292,7 +292,7 @@ def test_the_level_takes_the_path_of_the_cpu() -> None:
 @on_each_path
 def test_memory_outside_the_arrays_is_not_touched(path: str) -> None:
     """In a process of its own: a touch of a guard page ends it."""
-    command = [sys.executable, "-m", "tests.gaac.guarded_packed", path]
+    command = [sys.executable, "-m", "tests.gaac.guarded_kernels", "1", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "done"

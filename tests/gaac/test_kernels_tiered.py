@@ -404,7 +404,7 @@ def test_nothing_to_decode_is_refused(path: str, shape: Shape) -> None:
 def test_nothing_outside_the_arrays_is_touched(name: str) -> None:
     """All arrays, also those that kernels work in, lie between pages that no one may touch."""
     skip_unless_it_runs(name)
-    done = run_on(name, "-m", "tests.gaac.guarded_tiered", name)
+    done = run_on(name, "-m", "tests.gaac.guarded_kernels", "2", name)
     assert done.stdout == "done\n", f"exit {done.returncode}\n{done.stderr}"
 
 
