@@ -19,8 +19,7 @@ from gaac.kernels.context_parts import (
     ROW_WORDS,
     SLOT,
     VECTOR,
-    classify,
-    predict,
+    find_contexts,
 )
 from gaac.kernels.context_tables import STEPS, TOTAL_BITS
 from gaac.kernels.cpu import inlined, kernel
@@ -78,16 +77,12 @@ def pull(  # type: ignore[no-untyped-def]
     position = escaped = lane = 0
     for block in range(blocks):
         for row in range(rows):
-            predict(mean, other, block, cosine, sine, row, predicted)
-            for c in range(0, room, VECTOR):
-                classify(
-                    predicted.ctypes.data + 4 * c,
-                    floor.ctypes.data + 4 * (block * room + c),
-                    fraction.ctypes.data + 4 * (block * room + c),
-                    window.ctypes.data + 4 * (block * room + c),
-                    context.ctypes.data + 4 * c,
-                    below.ctypes.data + 4 * c,
-                )
+            find_contexts(
+                (mean, other, floor, fraction, window, cosine, sine),
+                block,
+                row,
+                (predicted, context, below),
+            )
             if position + width <= len(stream):
                 for c in range(width):
                     symbol, state = _take(states[lane], table_at, context[c], parts, sub_mask)

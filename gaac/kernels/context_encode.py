@@ -6,7 +6,7 @@ import numpy as np
 
 from gaac.kernels import vector
 from gaac.kernels.context_numpy import LANES
-from gaac.kernels.context_parts import COARSE, FACTS, FULL_AT, HALF, VECTOR, classify, predict
+from gaac.kernels.context_parts import COARSE, FACTS, FULL_AT, HALF, VECTOR, find_contexts
 from gaac.kernels.context_tables import STEPS, TOTAL_BITS
 from gaac.kernels.cpu import kernel
 
@@ -61,19 +61,16 @@ def find_symbols(  # type: ignore[no-untyped-def]
     escaped = at = 0
     for block in range(blocks):
         for row in range(rows):
-            predict(mean, other, block, cosine, sine, row, predicted)
+            find_contexts(
+                (mean, other, floor, fraction, window, cosine, sine),
+                block,
+                row,
+                (predicted, context, below),
+            )
             for c in range(width):
                 row_words[c] = words[block, row, c]
             some = vector.bits(0)
             for c in range(0, room, VECTOR):
-                classify(
-                    predicted.ctypes.data + 4 * c,
-                    floor.ctypes.data + 4 * (block * room + c),
-                    fraction.ctypes.data + 4 * (block * room + c),
-                    window.ctypes.data + 4 * (block * room + c),
-                    context.ctypes.data + 4 * c,
-                    below.ctypes.data + 4 * c,
-                )
                 word = vector.load_u32x16(row_words.ctypes.data + 4 * c)
                 sign = vector.shift_right(word, vector.splat_u32x16(15))
                 exponent = vector.both(

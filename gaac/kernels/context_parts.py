@@ -60,7 +60,7 @@ def table(parts: int) -> np.ndarray:
 
 
 @inlined
-def predict(mean, other, block, cosine, sine, row, predicted):  # type: ignore[no-untyped-def]
+def _predict(mean, other, block, cosine, sine, row, predicted):  # type: ignore[no-untyped-def]
     """Predictions for a row: whole numbers below 2^24, so float32 holds them exactly."""
     for c in range(len(predicted)):
         # + 0 makes a plain zero of -0, so that the sign bit tells what is less than zero.
@@ -69,7 +69,7 @@ def predict(mean, other, block, cosine, sine, row, predicted):  # type: ignore[n
 
 
 @inlined
-def classify(predicted, floor, fraction, window, context, below):  # type: ignore[no-untyped-def]
+def _classify(predicted, floor, fraction, window, context, below):  # type: ignore[no-untyped-def]
     """The contexts of 16 channels, and the exponents just below their windows; all by address."""
     last = vector.splat_u32x16(RATIOS - 1)
     shift_from = vector.splat_u32x16(SHIFT_FROM)
@@ -81,3 +81,24 @@ def classify(predicted, floor, fraction, window, context, below):  # type: ignor
     shift = vector.subtract_saturated(ratio, shift_from)
     shift = vector.shift_right(shift, vector.splat_u32x16(1))
     vector.store(below, vector.add(shift, vector.load_u32x16(window)))
+
+
+@inlined
+def find_contexts(facts, block, row, found):  # type: ignore[no-untyped-def]
+    """Fill in what is predicted for a row, its contexts, and the exponents below its windows.
+
+    facts: as FACTS has them. found: predicted float32, context and below int32, each (room,).
+    """
+    mean, other, floor, fraction, window, cosine, sine = facts
+    predicted, context, below = found
+    room = mean.shape[1]
+    _predict(mean, other, block, cosine, sine, row, predicted)
+    for c in range(0, room, VECTOR):
+        _classify(
+            predicted.ctypes.data + 4 * c,
+            floor.ctypes.data + 4 * (block * room + c),
+            fraction.ctypes.data + 4 * (block * room + c),
+            window.ctypes.data + 4 * (block * room + c),
+            context.ctypes.data + 4 * c,
+            below.ctypes.data + 4 * c,
+        )
