@@ -113,7 +113,8 @@ def encode(
     axis is cut into rows of 64.
     level: a key of `LEVELS`.
     kind: "k", "v" or None, and rope: None, a `gaac.Rope` or the inverse frequencies in radians
-    per token with which keys were rotated. Hints for level 5; other levels do not look at them.
+    per token with which keys were rotated. Hints for level 5; other levels do not look at them, and
+    for values there is no rope to look at.
     threads: how many to use, None for all cores; the blob does not depend on it.
     Raises UnsupportedTensor for another dtype or no axis, GaacError for an unknown level or kind,
     threads below 1, or, at level 5, a rope that does not fit into a row.
@@ -135,8 +136,7 @@ def encode(
         return _write_flat(header, flat, workers)
     hints = _NO_HINTS
     if level == ROPE_LEVEL:
-        turning = as_rope(rope, header.width)
-        hints = Hints(kind, None if kind == "v" else turning)  # values are not rotated
+        hints = Hints(None if kind == "v" else as_rope(rope, header.width))
     if not is_coded(header):
         return store(header, words)
     if words.strides[-1] != words.itemsize:

@@ -8,7 +8,7 @@ class GaacError(ValueError):
 
 
 class CorruptFrame(GaacError):
-    """The blob is damaged, truncated, extended, or not a gaac blob; nothing was decoded from it."""
+    """The blob is damaged, truncated, extended, or not a gaac blob."""
 
 
 class UnsupportedFrame(GaacError):

@@ -25,7 +25,7 @@ NDIM_AT, ROPE_PAIRS_AT = 19, 26
 
 MAX_NDIM = 8
 MAX_RAW_BYTES = 2**62
-MAX_STEP = 65535  # blocks or matrices of a segment
+MAX_BLOCKS = 4096  # of a segment: readers keep a table for each
 MAX_WIDTH = 65536  # that the writer uses; a header may hold more
 BLOCK_ROWS = 256
 FLAT_WIDTH = 64
@@ -109,7 +109,7 @@ class Header:
     @cached_property
     def hints(self) -> Hints:
         """What the frame itself tells the levels."""
-        return Hints(kind=None, rope=self.rope)
+        return Hints(self.rope)
 
     @cached_property
     def segment_count(self) -> int:
@@ -226,6 +226,7 @@ def _agrees(header: Header) -> bool:
         1 <= len(shape) <= MAX_NDIM
         and math.prod(max(n, 1) for n in shape) <= MAX_RAW_BYTES // 2
         and min(header.block_rows, header.segment_blocks, header.segment_matrices) > 0
+        and header.segment_blocks * header.segment_matrices <= MAX_BLOCKS
         and header.width > 0
         and (not header.flags & FLAG_BYTES or (flat and len(shape) == 1))
         and (flat or (len(shape) >= 2 and shape[-1] == header.width))
@@ -280,6 +281,7 @@ def _plan_segments(
     matrices, tokens, _ = trial.rows_shape
     full, short = divmod(tokens, BLOCK_ROWS)
     room = max(SEGMENT_VALUES // max(min(tokens, BLOCK_ROWS) * width, 1), 1)
+    room = min(room, MAX_BLOCKS)
     blocks = 1 if one_block else max(min(full, room), 1)
     together = 1
     if blocks == 1 or (blocks == full and not short):
@@ -291,6 +293,6 @@ def _plan_segments(
         shape,
         width,
         BLOCK_ROWS,
-        min(blocks, MAX_STEP),
-        min(together, MAX_STEP),
+        blocks,
+        together,
     )

@@ -27,7 +27,7 @@ def as_bytes(data: Any, name: str) -> np.ndarray:
     if torch_module is not None and isinstance(data, torch_module.Tensor):
         if data.dtype != torch_module.uint8:
             raise TypeError(f"{name} is a {data.dtype} tensor: give bytes, or use gaac.encode.")
-        view: np.ndarray = data.numpy(force=True).reshape(-1)
+        view = np.ascontiguousarray(data.numpy(force=True)).reshape(-1)
         return view
     try:
         memory = memoryview(data)

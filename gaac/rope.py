@@ -30,6 +30,16 @@ class Rope:
     turns: np.ndarray
     interleaved: bool = False
 
+    def __post_init__(self) -> None:
+        """Keep a copy that no one can change. Raises GaacError for other turns than the above."""
+        turns = self.turns
+        fits = isinstance(turns, np.ndarray) and turns.dtype == np.uint16 and turns.ndim == 1
+        if not fits or not 1 <= turns.size < TURN // 2:
+            raise GaacError("rope: turns is one axis of uint16, 1 to 32767 of them; see Rope.of.")
+        kept = turns.copy()
+        kept.flags.writeable = False
+        object.__setattr__(self, "turns", kept)
+
     @classmethod
     def of(cls, inverse_frequencies: Any, *, interleaved: bool = False) -> Rope:
         """From a model's inverse frequencies, radians per token, one for each pair of channels.

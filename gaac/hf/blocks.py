@@ -83,11 +83,16 @@ class Packer:
     def pack(self, tensor: torch.Tensor) -> Block:
         """A block of a [1, kv_heads, tokens, head_dim] tensor, which is not written to."""
         if self.codec is None:
-            blob = gaac.encode(tensor, level=self.level, kind=self.kind, rope=self.rope)
+            blob = gaac.encode(tensor, level=self.level, kind=self.kind, rope=self._hint(tensor))
         else:
             # A private copy: some codecs scramble their input while they work.
             blob = self.codec.encode(tensor.clone(memory_format=torch.contiguous_format))
         return Block(_payload(blob, tensor.device), tuple(tensor.shape), tensor.dtype)
+
+    def _hint(self, tensor: torch.Tensor) -> Rope | None:
+        """The rope, where it fits: a config may tell of other heads than the cache is given."""
+        fits = self.rope is not None and 2 * self.rope.turns.size <= tensor.shape[-1]
+        return self.rope if fits else None
 
     def unpack(self, block: Block, out: torch.Tensor) -> None:
         """Write a block's tensor into `out`, a view of the block's shape and dtype.

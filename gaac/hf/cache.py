@@ -21,6 +21,7 @@ from gaac.hf.layer import BlockCompressedLayer
 from gaac.hf.rope import rope_of_layer
 
 SCOPES = ("kv", "k", "v")
+HINTED_LEVEL = 5  # the level of gaac that knows what to do with a rope
 
 
 class BlockCompressedCache(DynamicCache):
@@ -58,7 +59,7 @@ class BlockCompressedCache(DynamicCache):
         values = replace(packer, kind="v") if "v" in scope else None
         for index, layer in enumerate(self.layers):
             if type(layer) is DynamicLayer:
-                rope = rope_of_layer(config, index)
+                rope = rope_of_layer(config, index) if level == HINTED_LEVEL else None
                 keys = replace(packer, kind="k", rope=rope) if "k" in scope else None
                 self.layers[index] = BlockCompressedLayer(keys, values)
         self.level, self.block_tokens, self.scope, self.window = level, block_tokens, scope, window

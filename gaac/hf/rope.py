@@ -1,7 +1,7 @@
 """How a model's keys were rotated, read from its config: a hint for gaac's level 5.
 
-A hint that does not fit costs a few bytes a block and nothing else, so what cannot be read from a
-config is left out rather than guessed.
+A hint that is wrong costs a few bytes a block and nothing else; what cannot be read from a config
+is left out rather than guessed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,9 @@ from gaac.rope import Rope
 # Models that rotate neighbouring channels, (0, 1), (2, 3), ...; all others rotate halves.
 INTERLEAVED = frozenset(
     {
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "glm",
-        "glm4",
-        "gptj",
-        "helium",
+        *("codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2", "ernie4_5", "ernie4_5_moe"),
+        *("glm", "glm4", "glm4v_text", "glm_ocr_text", "gptj", "helium", "llama4_text"),
+        *("moonshine", "moonshine_streaming"),
     }
 )
 
@@ -45,10 +39,13 @@ def rope_of_layer(config: PreTrainedConfig, layer: int) -> Rope | None:
     if types and layer < len(types) and isinstance(parameters.get(types[layer]), dict):
         layer_type = types[layer]
         parameters = parameters[layer_type]
-    frequencies = _inverse_frequencies(config, parameters, layer_type)
-    if frequencies is None:
-        return None
-    return Rope.of(frequencies, interleaved=config.model_type in INTERLEAVED)
+    try:
+        frequencies = _inverse_frequencies(config, parameters, layer_type)
+        if frequencies is None:
+            return None
+        return Rope.of(frequencies, interleaved=config.model_type in INTERLEAVED)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return None  # a config of which the library itself could not make a model
 
 
 def _inverse_frequencies(
@@ -63,10 +60,7 @@ def _inverse_frequencies(
     make = ROPE_INIT_FUNCTIONS.get(str(kind))
     if make is None:
         return None
-    try:
-        frequencies, _ = make(config, torch.device("cpu"), layer_type=layer_type)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # a config that the library itself would refuse once a model is made of it
+    frequencies, _ = make(config, torch.device("cpu"), layer_type=layer_type)
     return frequencies.tolist()
 
 

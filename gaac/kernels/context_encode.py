@@ -26,11 +26,12 @@ def sum_up(words, shift, exponent_max, cosine, sine, total):  # type: ignore[no-
                 double = (exponent + rebias) << 52 | mantissa << (52 - shift) | (word >> 15) << 63
                 normal = exponent != 0 and exponent != exponent_max
                 bits[c] = np.uint64(double if normal else 0)
+            turned = min(row, cosine.shape[0] - 1)
             for c in range(width):
                 value = values[c]
                 total[block, 0, c] += value * value
-                total[block, 1, c] += value * np.float64(cosine[row, c])
-                total[block, 2, c] += value * np.float64(sine[row, c])
+                total[block, 1, c] += value * np.float64(cosine[turned, c])
+                total[block, 2, c] += value * np.float64(sine[turned, c])
 
 
 @kernel(

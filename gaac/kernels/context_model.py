@@ -21,6 +21,7 @@ CODE_MAX = 255
 # log2 of a prediction of one scale, in eighths of an octave: means are in quarters, sines in 2^-14.
 LOG_OF_ONE = FRACTIONS * 16
 
+_KEPT_VALUES = 1 << 18  # of a rotation; larger ones are made anew each time
 _QUARTERS = (2.0**0.25, 2.0**0.5, 2.0**0.75)
 # The middle of each eighth of an octave from 1 to 2.
 _MIDDLES = np.exp2((2 * np.arange(FRACTIONS) + 1) / (2 * FRACTIONS))
@@ -32,7 +33,8 @@ _MEAN_SQUARE_MAX = 900.0
 class Rotation:
     """How the means of a block's channels turn from row to row.
 
-    cosine, sine: float32 (rows, width), whole numbers, in units of 2^-14. partner: int64 (width,),
+    cosine, sine: float32 (rows, width), or (1, width) for all rows where nothing turns; whole
+    numbers, in units of 2^-14. partner: int64 (width,),
     the other channel of a pair, or the channel itself, whose sine is then 0. In row r, channel c is
     predicted as mean[c] * cosine[r, c] + mean[partner[c]] * sine[r, c].
     squares: float64 (3, width), sums over the rows of cosine^2, cosine * sine and sine^2.
@@ -66,27 +68,33 @@ def rotation(rows: int, width: int, rope: Rope | None) -> Rotation:
     """The rotation of a block; without a rope every mean stays as it is."""
     if rope is None:
         return _rotation(rows, width, b"", False)
-    return _rotation(rows, width, rope.turns.astype("<u2").tobytes(), rope.interleaved)
+    turns = rope.turns.astype("<u2").tobytes()
+    if rows * width > _KEPT_VALUES:
+        return _rotation.__wrapped__(rows, width, turns, rope.interleaved)
+    return _rotation(rows, width, turns, rope.interleaved)
 
 
 @lru_cache(maxsize=16)
 def _rotation(rows: int, width: int, turns: bytes, interleaved: bool) -> Rotation:
-    cosine = np.full((rows, width), ONE, np.int32)
-    sine = np.zeros((rows, width), np.int32)
-    partner = np.arange(width)
     step = np.frombuffer(turns, "<u2").astype(np.int64)
+    different = rows if len(step) else 1
+    cosine = np.full((different, width), ONE, np.float32)
+    sine = np.zeros((different, width), np.float32)
+    partner = np.arange(width)
     pair = np.arange(len(step))
     first = 2 * pair if interleaved else pair
     second = first + 1 if interleaved else pair + len(step)
-    angle = (np.arange(rows)[:, None] * step) % TURN // (TURN // ANGLES)
+    angle = (np.arange(different)[:, None] * step) % TURN // (TURN // ANGLES)
     cosine[:, first] = cosine[:, second] = sines()[(angle + ANGLES // 4) % ANGLES]
     sine[:, second] = sines()[angle]
     sine[:, first] = -sine[:, second]
     partner[first], partner[second] = second, first
     products = ((cosine, cosine), (cosine, sine), (sine, sine))
     squares = np.stack([(a.astype(np.float64) * b).sum(axis=0) for a, b in products])
-    tables = (cosine.astype(np.float32), sine.astype(np.float32))
-    return Rotation(*tables, partner, squares, turns=len(step) > 0)
+    squares *= rows // different
+    for table in (cosine, sine, partner, squares):
+        table.flags.writeable = False
+    return Rotation(cosine, sine, partner, squares, turns=len(step) > 0)
 
 
 @dataclass(frozen=True, eq=False)

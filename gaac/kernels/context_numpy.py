@@ -57,12 +57,13 @@ def sums(words: np.ndarray, fmt: WordFormat, turn: Rotation) -> np.ndarray:
     for row in range(words.shape[1]):
         value = values[:, row]
         total[:, 0] += value * value
-        total[:, 1] += value * turn.cosine[row].astype(np.float64)
-        total[:, 2] += value * turn.sine[row].astype(np.float64)
+        turned = min(row, len(turn.cosine) - 1)
+        total[:, 1] += value * turn.cosine[turned].astype(np.float64)
+        total[:, 2] += value * turn.sine[turned].astype(np.float64)
     return total
 
 
-def contexts(model: Model, block: int, turn: Rotation) -> tuple[np.ndarray, ...]:
+def contexts(model: Model, block: int, turn: Rotation, rows: int) -> tuple[np.ndarray, ...]:
     """For each value of a block, int32 (rows, width): context, predicted sign, exponent window."""
     mean, other = model.mean[block].astype(np.float32), model.other[block].astype(np.float32)
     # Whole numbers below 2^24, which float32 holds exactly.
@@ -72,7 +73,8 @@ def contexts(model: Model, block: int, turn: Rotation) -> tuple[np.ndarray, ...]
     log += model.offset[block] - LOG_OF_ONE
     ratio = np.clip((log >> 2) + RATIO_ONE, 0, RATIOS - 1)
     context = ratio * FRACTIONS + model.fraction[block]
-    return context, (predicted < 0).astype(np.int32), model.window[block] + SHIFTS[ratio]
+    found = context, (predicted < 0).astype(np.int32), model.window[block] + SHIFTS[ratio]
+    return tuple(np.broadcast_to(part, (rows, part.shape[1])) for part in found)
 
 
 def encode(words: np.ndarray, fmt: WordFormat, model: Model, turn: Rotation) -> Coded:
@@ -80,7 +82,7 @@ def encode(words: np.ndarray, fmt: WordFormat, model: Model, turn: Rotation) -> 
     parts = part_bits(fmt)
     symbols, chosen = [], []
     for block, raw in enumerate(words.astype(np.int32)):
-        context, negative, window = contexts(model, block, turn)
+        context, negative, window = contexts(model, block, turn, words.shape[1])
         exponent = (raw >> fmt.exponent_shift) & fmt.exponent_max
         step = exponent - window
         agrees = (raw >> 15) == negative
@@ -121,7 +123,7 @@ def decode(coded: Coded, out: np.ndarray, fmt: WordFormat, model: Model, turn: R
     reader = _Reader(states, stream, table(fmt))
     used = 0
     for block in range(len(out)):
-        context, negative, window = contexts(model, block, turn)
+        context, negative, window = contexts(model, block, turn, out.shape[1])
         symbol = reader.pull(context.reshape(-1)).reshape(context.shape)
         part = symbol & ((1 << parts) - 1)
         step = (symbol >> parts) % STEPS

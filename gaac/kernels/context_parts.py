@@ -92,7 +92,8 @@ def find_contexts(facts, block, row, found):  # type: ignore[no-untyped-def]
     mean, other, floor, fraction, window, cosine, sine = facts
     predicted, context, below = found
     room = mean.shape[1]
-    _predict(mean, other, block, cosine, sine, row, predicted)
+    turned = min(row, cosine.shape[0] - 1)  # one row serves all where nothing turns
+    _predict(mean, other, block, cosine, sine, turned, predicted)
     for c in range(0, room, VECTOR):
         _classify(
             predicted.ctypes.data + 4 * c,

@@ -23,7 +23,6 @@ import functools
 import hashlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ NOTICE_AFTER_S = 1.0
 OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 _log = logging.getLogger("gaac")
-_compiling = threading.RLock()
 
 
 @functools.cache
@@ -64,7 +62,7 @@ def able_paths() -> tuple[str, ...]:
     """The paths that can run here, fastest first."""
     from numba.core import config
 
-    if config.DISABLE_JIT or sys.byteorder != "little":
+    if config.DISABLE_JIT:
         return PATHS[2:]
     features = _target()[2].split(",")
     return PATHS if {f"+{name}" for name in VBMI2_FEATURES} <= set(features) else PATHS[1:]
@@ -78,11 +76,22 @@ def _target() -> tuple[str, str, str]:
     return triple, name, features
 
 
+@functools.cache
+def _compiling() -> threading.RLock:
+    """What a thread holds while it compiles."""
+    return threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compiling.cache_clear)  # no thread there lets go of it
+
+
 class Kernel:
     """A function that is compiled when it is first called; the GIL is released while it runs.
 
-    Arguments may be integers and arrays. Numba checks the kind of each, and an array's dtype, but
-    not its axes, strides or whether it may be written to: those are for the caller to get right.
+    Arguments may be integers, arrays, and tuples of them. Numba checks the kind of each and the
+    size of an array's items, but not their type, nor axes, strides or whether the array may be
+    written to: those are for the caller to get right.
     """
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
@@ -96,7 +105,7 @@ class Kernel:
 
     def compiled(self) -> Callable[..., Any]:
         """The compiled function itself, without the cost of a Python call; any thread may ask."""
-        with _compiling:
+        with _compiling():
             if self._entry is None:
                 with _notice():
                     self._entry = _compile(self._function, self._signature)

@@ -15,8 +15,6 @@ from gaac.kernels.entropy_parts import (
     HALF_EXTRA,
     STEP,
     TABLE_ROWS,
-    address_of,
-    aligned,
     fill_table,
     flat_lanes,
     lines_of,
@@ -26,6 +24,7 @@ from gaac.kernels.entropy_parts import (
     sizes_of,
     store_words,
 )
+from gaac.kernels.packed_parts import address_of, aligned
 from gaac.levels.entropy import LEVELS, SHAPE_BITS
 
 # The masks of a segment: what `second` says, who enters each level, and who is a patch.

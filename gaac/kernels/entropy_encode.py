@@ -23,8 +23,6 @@ from gaac.kernels.entropy_parts import (
     HALF_EXTRA,
     STEP,
     TABLE_ROWS,
-    address_of,
-    aligned,
     fill_table,
     flat_lanes,
     lines_of,
@@ -35,6 +33,7 @@ from gaac.kernels.entropy_parts import (
     store_mask,
     store_words,
 )
+from gaac.kernels.packed_parts import address_of, aligned
 from gaac.levels.entropy import LEVELS, SHAPE_BITS
 
 AT_ONCE = 5  # counts kept in registers: enough to be bound by comparing, few enough for any CPU

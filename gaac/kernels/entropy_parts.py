@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba import int64
-
 from gaac.kernels import vector
 from gaac.kernels.cpu import inlined
 from gaac.kernels.entropy_numpy import CODES, DISTANCES
+from gaac.kernels.packed_parts import address_of
 
 STEP = 64  # values
 TABLE_ROWS = CODES + 1
@@ -87,18 +86,6 @@ def lines_of(words: Any) -> Any:
     if width % STEP == 0:
         return Lines(start, block_stride, row_stride, rows, width)
     return Lines(start, block_stride, 0, 0, 0)
-
-
-@inlined
-def address_of(array: Any) -> Any:
-    """The address of an array's first value, as the signed integer that addresses are here."""
-    return int64(array.ctypes.data)
-
-
-@inlined
-def aligned(where: Any) -> Any:
-    """The next address that is a multiple of 64: vectors there lie in one cache line."""
-    return (where + STEP - 1) // STEP * STEP
 
 
 @inlined

@@ -1,8 +1,8 @@
 """Level 1 on a CUDA device: Triton kernels that give and take the streams of docs/format.md.
 
 The streams equal, byte for byte, those of `gaac.levels.packed`. Level 1 is the one level with
-kernels for a device. At levels 3 and 5, where a value's bits lie follows from the values before it,
-so blobs of those levels are decoded on the CPU and copied.
+kernels for a device; blobs of other levels are decoded on the CPU and copied. (At levels 3 and 5
+there is no other way: where a value's bits lie follows from the values before it.)
 
 Encoding takes two passes over the words (see `packed_programs`). Where the escapes of a tile of 64
 rows start depends on all tiles before it, so a prefix sum lies between the two. Decoding takes one.

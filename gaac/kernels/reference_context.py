@@ -50,20 +50,16 @@ def decode(
                 state[lane] = size * (state[lane] // 65536) + state[lane] % 65536 - start
                 if state[lane] < 2**32:
                     state[lane] = state[lane] * 2**32 + next(word)
+                size_low = 8 if dtype == 1 else 4
+                bits_low = _low(low, index, size_low)
                 if symbol == 0:
-                    yield next(escape)
+                    yield next(escape) | bits_low
                 else:
                     step, part = divmod(symbol, PARTS[dtype])
                     agrees, step = divmod(step, 16)
                     exponent = step + scale[c] // 8 - 12 + _lift(ratio)
                     sign = (predicted < 0) == (agrees == 1)
-                    size_low = 8 if dtype == 1 else 4
-                    yield (
-                        sign << 15
-                        | exponent << SHIFT[dtype]
-                        | part << size_low
-                        | _low(low, index, size_low)
-                    )
+                    yield (sign << 15 | exponent << SHIFT[dtype] | part << size_low | bits_low)
                 index += 1
 
 

@@ -14,17 +14,9 @@ from numba import int64
 from gaac.kernels import bit_strings, vector
 from gaac.kernels.cpu import inlined, kernel
 from gaac.kernels.entropy_decode import in_range, tails_clean
-from gaac.kernels.entropy_parts import (
-    STEP,
-    address_of,
-    aligned,
-    load_bytes,
-    load_mask,
-    next_channel,
-    sizes_of,
-)
+from gaac.kernels.entropy_parts import STEP, load_bytes, load_mask, next_channel, sizes_of
 from gaac.kernels.packed_decode import escapes_end, expand_step, patch_step
-from gaac.kernels.packed_parts import row_skip
+from gaac.kernels.packed_parts import address_of, aligned, row_skip
 from gaac.kernels.tiered_parts import fill_bases, load_ranks
 from gaac.kernels.tiered_ranks import add_by_lookup, add_by_steps
 from gaac.levels.packed import ALIGN, TILE_ROWS

@@ -10,8 +10,6 @@ from gaac.kernels.entropy_encode import count_around, find_middle, split_block
 from gaac.kernels.entropy_numpy import CANDIDATES, COUNTS, LOWEST, REACH_DOWN
 from gaac.kernels.entropy_parts import (
     STEP,
-    address_of,
-    aligned,
     lines_of,
     next_channel,
     sizes_of,
@@ -19,6 +17,7 @@ from gaac.kernels.entropy_parts import (
     store_mask,
 )
 from gaac.kernels.packed_encode import compress_escapes, copy_escapes
+from gaac.kernels.packed_parts import address_of, aligned
 from gaac.kernels.tiered_numpy import EXPECTED, NUMBERS, SAVINGS
 from gaac.kernels.tiered_parts import fill_bases, load_ranks
 from gaac.levels.packed import TILE_ROWS

@@ -56,11 +56,9 @@ FORMATS = {
 class Hints:
     """What a level may be told about a segment besides its words.
 
-    kind: "k", "v" or None; a choice of the encoder's alone, always None on decode.
     rope: the rotation that keys carry; the frame keeps it, so encode and decode see the same.
     """
 
-    kind: str | None = None
     rope: Rope | None = None
 
 
@@ -91,8 +89,8 @@ class Level(Protocol):
     ) -> bool:
         """Whether streams of these lengths, in bytes, can code (blocks, rows, width) words.
 
-        Called before anything is allocated for the words: a level must demand at least half a byte
-        of stream for each byte of them.
+        Called before anything is allocated for the words: a level must demand at least a quarter of
+        a byte of stream for each byte of them.
         """
         ...
 

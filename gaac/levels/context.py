@@ -40,7 +40,7 @@ class Context:
         that no scale describes, such as constants."""
         if fmt.word_bytes == 1:
             return None
-        words = np.ascontiguousarray(words)
+        words = np.require(words, requirements=["C", "A"])
         coder = _coder()
         turn, fitted = _best_fit(words, fmt, hints, coder)
         tops, scales, means = quantise(fitted, turn, fmt)
@@ -53,7 +53,7 @@ class Context:
         return (
             states.astype("<u8").view(np.uint8),
             stream.view(np.uint8),
-            escapes.view(np.uint8),
+            (escapes & ~low_mask(fmt)).view(np.uint8),
             tops.view(np.uint8),
             scales.reshape(-1),
             means.reshape(-1).view(np.uint8),
@@ -89,9 +89,12 @@ class Context:
         codes = scales.reshape(blocks, width)
         if (codes > top[:, None]).any() or (top > 8 * fmt.exponent_max + 7).any():
             raise CorruptFrame("A scale lies outside the range of its dtype.")
+        words = escapes.view("<u2")
+        if (words & low_mask(fmt)).any():
+            raise CorruptFrame("An escape holds bits that belong to another stream.")
         turn = rotation(rows, width, rope)
         known = model(top, codes, means.view(np.int8).reshape(blocks, width), turn.partner)
-        coded = (states.view("<u8"), stream.view("<u4"), escapes.view("<u2"))
+        coded = (states.view("<u8"), stream.view("<u4"), words)
         coder = _coder()
         target = out if out.flags.c_contiguous else np.empty(out.shape, np.uint16)
         coder.decode(coded, target, fmt, known, turn)
@@ -123,6 +126,11 @@ def _best_fit(
 def low_bits(fmt: WordFormat) -> int:
     """How many bits of the mantissa are kept as they are: 4 for bfloat16, 8 for float16."""
     return fmt.exponent_shift - part_bits(fmt)
+
+
+def low_mask(fmt: WordFormat) -> np.uint16:
+    """The bits of a word that lie in the stream of low bits."""
+    return np.uint16((1 << low_bits(fmt)) - 1)
 
 
 def low_bytes(values: int, fmt: WordFormat) -> int:

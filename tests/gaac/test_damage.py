@@ -163,7 +163,11 @@ HUGE = [
 
 @pytest.mark.parametrize("shape", HUGE)
 @pytest.mark.parametrize(
-    "name", ["stored", "bfloat16-1", "bfloat16-3", "repeats-1", "repeats-3", "random"]
+    "name",
+    [
+        *("stored", "random", "rope-5", "repeats-1", "repeats-3"),
+        *(f"bfloat16-{level}" for level in CODED),
+    ],
 )
 @pytest.mark.parametrize("segment", [(1, 1), (65535, 65535)])
 def test_hostile_shapes_take_no_memory(

@@ -104,7 +104,8 @@ def test_blobs_in_any_container(level: int) -> None:
     spread[::2] = np.frombuffer(blob, np.uint8)
     shifted = memoryview(b"x" + blob)[1:]
     as_torch = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-    for box in (bytearray(blob), memoryview(blob), shifted, spread[::2], as_torch):
+    spread_torch = torch.from_numpy(spread)[::2]
+    for box in (bytearray(blob), memoryview(blob), shifted, spread[::2], as_torch, spread_torch):
         assert same(gaac.decode(box), value)
         assert gaac.inspect(box).stored_bytes == len(blob)
         assert gaac.decompress(box) == bits(value).numpy().tobytes()

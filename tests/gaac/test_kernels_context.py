@@ -197,7 +197,7 @@ def coded(dtype: str = "bfloat16") -> tuple[list[np.ndarray], np.ndarray]:
     """The streams of a segment with escapes, each in an array of its own, and its words."""
     words = words_of(keys(64), dtype)
     words[0, 5, :3] = SPECIAL[:3]
-    streams = LEVEL.encode(words, FORMATS[dtype], Hints("k", Rope.of(FREQUENCIES)))
+    streams = LEVEL.encode(words, FORMATS[dtype], Hints(Rope.of(FREQUENCIES)))
     assert streams is not None
     return [stream.copy() for stream in streams], words
 
@@ -206,8 +206,33 @@ def decoded(
     streams: list[np.ndarray], shape: tuple[int, ...], dtype: str = "bfloat16"
 ) -> np.ndarray:
     out = np.zeros(shape, np.uint16)
-    LEVEL.decode(streams, out, FORMATS[dtype], Hints(None, Rope.of(FREQUENCIES)))
+    LEVEL.decode(streams, out, FORMATS[dtype], Hints(Rope.of(FREQUENCIES)))
     return out
+
+
+def test_an_escape_has_no_bits_of_another_stream(coder: ModuleType) -> None:
+    streams, words = coded()
+    index = LEVEL.streams.index("escapes")
+    assert len(streams[index])
+    streams[index][0] |= 1
+    with pytest.raises(gaac.CorruptFrame, match="escape"):
+        decoded(streams, words.shape)
+
+
+def test_a_rope_must_be_what_a_frame_can_hold() -> None:
+    for turns in (np.zeros(0, np.uint16), np.zeros((2, 2), np.uint16), np.zeros(3), [1, 2]):
+        with pytest.raises(gaac.GaacError, match="uint16"):
+            Rope(turns)  # type: ignore[arg-type]
+    for bad in ("x", [math.nan], [[1.0]], []):
+        with pytest.raises(gaac.GaacError, match="inverse frequencies"):
+            Rope.of(bad)
+    value = gaussian((1, 2, 64, 32), "bfloat16")
+    with pytest.raises(gaac.GaacError, match="too many"):
+        gaac.encode(value, level=5, rope=[1.0] * 17)
+    turns = np.arange(4, dtype=np.uint16)
+    rope = Rope(turns)
+    turns[:] = 9
+    assert rope.turns.tolist() == [0, 1, 2, 3]
 
 
 def cut(stream: np.ndarray, item_bytes: int) -> np.ndarray:
@@ -285,44 +310,38 @@ def test_half_a_byte_behind_the_last_value() -> None:
 
 
 GUARDED = """
-import ctypes, mmap, numpy as np
+import numpy as np
 from gaac import CorruptFrame
+from tests.gaac import guarded
 from tests.gaac.test_kernels_context import coded, decoded
 
-libc = ctypes.CDLL(None, use_errno=True)
-
-def guarded(stream):
-    room = -(-max(stream.size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, room + mmap.PAGESIZE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert libc.mprotect(ctypes.c_void_p(start + room), mmap.PAGESIZE, 0) == 0
-    array = np.frombuffer(memory, np.uint8, stream.size, room - stream.size)
-    array[:] = stream
-    return array
+def placed(streams, at_end):
+    return [guarded.copies(stream)[not at_end] for stream in streams]
 
 for dtype in ("bfloat16", "float16"):
     streams, words = coded(dtype)
-    assert (decoded([guarded(s) for s in streams], words.shape, dtype) == words).all()
     rng = np.random.default_rng(0)
-    for trial in range(60):
-        forged = [s.copy() for s in streams]
-        for _ in range(3):
-            stream = forged[rng.integers(len(forged))]
-            if stream.size:
-                stream[rng.integers(stream.size)] ^= 1 << rng.integers(8)
-        if trial % 3 == 0:
-            forged[1] = forged[1][: 4 * rng.integers(forged[1].size // 4)]
-            forged[2] = forged[2][: 2 * rng.integers(forged[2].size // 2)]
-        try:
-            decoded([guarded(s) for s in forged], words.shape, dtype)
-        except CorruptFrame:
-            pass
+    for at_end in (True, False):
+        assert (decoded(placed(streams, at_end), words.shape, dtype) == words).all()
+        for trial in range(60):
+            forged = [stream.copy() for stream in streams]
+            for _ in range(3):
+                stream = forged[rng.integers(len(forged))]
+                if stream.size:
+                    stream[rng.integers(stream.size)] ^= 1 << rng.integers(8)
+            if trial % 3 == 0:
+                forged[1] = forged[1][: 4 * rng.integers(forged[1].size // 4)]
+                forged[2] = forged[2][: 2 * rng.integers(forged[2].size // 2)]
+            try:
+                decoded(placed(forged, at_end), words.shape, dtype)
+            except CorruptFrame:
+                pass
 print("done")
 """
 
 
-def test_nothing_is_read_behind_a_stream() -> None:
-    """Each stream ends where a page begins that no one may read."""
+def test_nothing_is_read_outside_a_stream() -> None:
+    """Each stream begins or ends at a page that no one may read."""
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")

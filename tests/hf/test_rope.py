@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 import gaac
 from gaac.hf import BlockCompressedCache, cache_argument, rope_of_layer
+from gaac.hf.rope import INTERLEAVED
 from gaac.rope import Rope
 
 LLAMA3 = {
@@ -70,11 +72,38 @@ def test_no_rotation() -> None:
     assert rope_of_layer(GPT2Config(), 0) is None
 
 
-@pytest.mark.parametrize("theta", [{"rope_theta": "x"}, {"rope_type": "no such"}, {}, None])
-def test_what_cannot_be_read_is_left_out(theta: Any) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *(None, {}, {"rope_theta": 1e4}, {"rope_theta": 1e4, "rope_type": "no such"}),
+        *({"rope_type": "default", "rope_theta": theta} for theta in ("x", 0, -1.5, [1], None)),
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": None},
+        {"rope_type": "yarn", "rope_theta": 1e4},
+    ],
+)
+def test_what_cannot_be_read_is_left_out(parameters: Any) -> None:
     config = LlamaConfig()
-    config.rope_parameters = theta
+    config.rope_parameters = parameters
     assert rope_of_layer(config, 0) is None
+    BlockCompressedCache(config, level=5)
+
+
+@pytest.mark.parametrize("family", ["cohere", "cohere2", "glm", "glm4", "helium", "llama", "qwen3"])
+def test_pairs_are_those_that_the_model_rotates(family: str) -> None:
+    """Its own helper turns the second channel of a pair into minus the first."""
+    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    halves = module.rotate_half(torch.arange(1.0, 9.0)).tolist()
+    neighbours = halves == [-2.0, 1.0, -4.0, 3.0, -6.0, 5.0, -8.0, 7.0]
+    assert neighbours or halves == [-5.0, -6.0, -7.0, -8.0, 1.0, 2.0, 3.0, 4.0]
+    assert (family in INTERLEAVED) == neighbours
+
+
+def test_a_hint_for_wider_heads_than_the_cache_is_given_is_left_out() -> None:
+    config = LlamaConfig(num_hidden_layers=1, head_dim=64)
+    cache = BlockCompressedCache(config, level=5, block_tokens=8)
+    keys = torch.randn(1, 2, 8, 32).to(torch.bfloat16)
+    cache.update(keys, keys, 0)
+    assert torch.equal(cache.layers[0].keys, keys)
 
 
 def test_the_cache_gives_level_5_the_hint(default_model: tuple[Any, Any]) -> None:
