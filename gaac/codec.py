@@ -160,7 +160,8 @@ def decode(
     blob: bytes-like, a uint8 numpy array or a uint8 torch tensor.
     device: where the result goes; None means the CPU, or where `out` is.
     out: a tensor of the blob's shape and dtype to write into and return; it may be a strided view,
-    such as a slice of tokens. If an error is raised, what it holds is undefined.
+    such as a slice of tokens, but no two of its values may share memory. If an error is raised,
+    what it holds is undefined.
     threads: how many to use, None for all cores.
     Raises CorruptFrame for a damaged blob, UnsupportedFrame for one of a newer format or of an odd
     number of bytes, UnsupportedTensor if `out` does not fit, TypeError if blob is not bytes-like,

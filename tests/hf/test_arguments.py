@@ -17,7 +17,7 @@ CONFIG = LlamaConfig(num_hidden_layers=2)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"level": 2}, ValueError, r"level=2: gaac has the levels \[0, 1, 3"),
+        ({"level": 4}, ValueError, r"level=4: gaac has the levels \[0, 1, 2, 3, 5\]"),
         ({"level": True}, ValueError, "level=True"),
         ({"level": [1]}, ValueError, "level="),
         ({"block_tokens": 0}, ValueError, "block_tokens=0: a block holds at least one token"),
