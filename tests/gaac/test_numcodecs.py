@@ -96,7 +96,7 @@ def test_gaps_and_objects_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"level": 2}, {"dtype": "float32"}, {"row": 0}, {"row": "64"}, {"threads": 0}]
+    "wrong", [{"level": 4}, {"dtype": "float32"}, {"row": 0}, {"row": "64"}, {"threads": 0}]
 )
 def test_a_wrong_configuration_is_refused_at_once(wrong: dict[str, Any]) -> None:
     for codec in (Gaac, GaacCodec):

@@ -163,7 +163,7 @@ def test_kernels_let_other_threads_run(level: int, turns: list[int]) -> None:
         start = turns[0]
         REGISTRY[level].decode(streams, out, fmt, hints)
         most = max(most, turns[0] - start)
-        if most > 20:
+        if most > 2:
             break
-    assert most > 20
+    assert most > 2  # 0 while a kernel holds the interpreter, a dozen where it does not
     assert np.array_equal(out, words)
