@@ -72,4 +72,5 @@ class GaacCodec(BytesBytesCodec):
         )
 
     def compute_encoded_size(self, _input_byte_length: int, _chunk_spec: ArraySpec) -> int:
-        raise NotImplementedError("The size depends on the values.")
+        """Zarr's question to codecs of a fixed size, which gaac is not: always an error."""
+        raise NotImplementedError("What a chunk shrinks to depends on its values.")

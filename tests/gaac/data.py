@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -58,6 +60,21 @@ def repeating(shape: tuple[int, ...], dtype: str, seed: int = 0) -> torch.Tensor
 
 def random_words(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 65536, shape, dtype=np.uint16)
+
+
+# Parts of an array of at least (3, 100, 128), strided in every way that a tensor may be.
+VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "some rows": lambda whole: whole[:, 10:50, :64],
+    "every other row": lambda whole: whole[:, ::2, :128],
+    "some channels": lambda whole: whole[:, :, 3:67],
+    "an odd width": lambda whole: whole[:, :, 3:60],
+    "every other channel": lambda whole: whole[:, :, ::2],
+    "one row": lambda whole: whole[:, 5:6, 7:100],
+    "one channel": lambda whole: whole[:, :, 7:8],
+    "blocks and rows exchanged": lambda whole: whole.transpose(1, 0, 2)[:5],
+    "backwards": lambda whole: whole[::-1, ::-1],
+    "the last axis first": lambda whole: whole.transpose(0, 2, 1),
+}
 
 
 @st.composite

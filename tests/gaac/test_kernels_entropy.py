@@ -17,7 +17,7 @@ from gaac.kernels import bit_strings, entropy_numpy, entropy_simd, reference
 from gaac.kernels.entropy_numpy import DISTANCES, LEVELS, SAVINGS
 from gaac.levels.base import FORMATS, Hints, WordFormat
 from gaac.levels.entropy import Entropy
-from tests.gaac.data import SPECIAL, bits, gaussian
+from tests.gaac.data import SPECIAL, VIEWS, bits, gaussian
 from tests.gaac.paths import run_on, skip_unless_it_runs
 
 LEVEL = Entropy()
@@ -108,20 +108,6 @@ def test_one_byte_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
     LEVEL.decode(streams, out, fmt, Hints())
     assert np.array_equal(out, words)
     assert np.array_equal(oracle(streams, shape, dtype), words)
-
-
-VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "some rows": lambda whole: whole[:, 10:50, :64],
-    "every other row": lambda whole: whole[:, ::2, :128],
-    "some channels": lambda whole: whole[:, :, 3:67],
-    "an odd width": lambda whole: whole[:, :, 3:60],
-    "every other channel": lambda whole: whole[:, :, ::2],
-    "one row": lambda whole: whole[:, 5:6, 7:100],
-    "one channel": lambda whole: whole[:, :, 7:8],
-    "blocks and rows exchanged": lambda whole: whole.transpose(1, 0, 2)[:5],
-    "backwards": lambda whole: whole[::-1, ::-1],
-    "the last axis first": lambda whole: whole.transpose(0, 2, 1),
-}
 
 
 @pytest.mark.parametrize("name", VIEWS)
