@@ -87,7 +87,7 @@ def decompress(blob: Any, *, threads: int | None = 1) -> bytes:
     for anything that is not bytes-like.
     """
     workers = thread_count(threads)
-    frame = _read(as_bytes(blob, "blob"))
+    frame = read(as_bytes(blob, "blob"))
     header, _, payload = frame
     if header.flags & FLAG_STORED:
         return payload.tobytes()
@@ -170,7 +170,7 @@ def decode(
     import torch
 
     workers = thread_count(threads)
-    frame = _read(as_bytes(blob, "blob"))
+    frame = read(as_bytes(blob, "blob"))
     header = frame[0]
     shape, dtype = _shape_of_tensor(header), getattr(torch, header.dtype)
     if out is not None:
@@ -201,7 +201,7 @@ def inspect(blob: Any) -> FrameInfo:
     Raises CorruptFrame, UnsupportedFrame and TypeError as `decode` does.
     """
     data = as_bytes(blob, "blob")
-    header, pieces, payload = _read(data)
+    header, pieces, payload = read(data)
     streams: dict[str, int] = {}
     for _, coded in pieces:
         names = REGISTRY[coded.level].streams
@@ -248,8 +248,11 @@ def _write_flat(header: Header, raw: np.ndarray, threads: int) -> bytes:
     return pack(header, pieces, raw[body:]) or store(header, raw)
 
 
-def _read(blob: np.ndarray) -> _Frame:
-    """Check a blob and find its parts."""
+def read(blob: np.ndarray) -> _Frame:
+    """Check a blob, uint8, and find its parts: header, segments, bytes of no segment.
+
+    Raises CorruptFrame or UnsupportedFrame as `decode` does.
+    """
     header = unseal(blob)
     if header.level not in REGISTRY:
         raise UnsupportedFrame(

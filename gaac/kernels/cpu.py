@@ -68,6 +68,12 @@ def able_paths() -> tuple[str, ...]:
     return PATHS if {f"+{name}" for name in VBMI2_FEATURES} <= set(features) else PATHS[1:]
 
 
+@functools.cache
+def has_feature(name: str) -> bool:
+    """Whether numba compiles for a CPU with this feature, by LLVM's name for it."""
+    return f"+{name}" in _target()[2].split(",")
+
+
 def _target() -> tuple[str, str, str]:
     """What numba compiles for: the triple, the CPU's name, its features as "+one,-other"."""
     from numba.core.registry import cpu_target
@@ -122,6 +128,18 @@ def inlined(function: Callable[..., Any]) -> Any:
     from numba import njit
 
     return njit(forceinline=True, **OPTIONS)(function)
+
+
+def outlined(function: Callable[..., Any]) -> Any:
+    """A function that kernels call and that is compiled by itself, once for each set of constants
+    that it is passed. For pieces so large that to inline them costs more than to call them.
+
+    It may be called from kernels and from other outlined functions, not from inlined ones: numba
+    hands their `forceinline` on to what they call.
+    """
+    from numba import njit
+
+    return njit(**OPTIONS)(function)
 
 
 def _compile(function: Callable[..., Any], signature: str) -> Callable[..., Any]:

@@ -81,16 +81,22 @@ def load_planes(place: Any, plane: Any, count: Any) -> Any:
 
 
 @inlined
-def put_words(into: Any, low: Any, exponent: Any, extra: Any, half: Any) -> None:
-    """Write 64 words; exponent: as in load_base; extra: masks of mantissa bits 8, 9 and sign."""
+def words_of(low: Any, exponent: Any, extra: Any, half: Any) -> Any:
+    """64 words; exponent: as in load_base; extra: masks of mantissa bits 8, 9 and sign."""
     if half:
         mantissa8, mantissa9, sign = extra
         high = add_bits(add_bits(add_bits(exponent, mantissa8, 1), mantissa9, 2), sign, 0x80)
-        vector.store(into, vector.join_first(low, high))
-        vector.store(into + STEP, vector.join_second(low, high))
-    else:
-        vector.store(into, vector.rotate_right_1(vector.join_first(low, exponent)))
-        vector.store(into + STEP, vector.rotate_right_1(vector.join_second(low, exponent)))
+        return vector.join_first(low, high), vector.join_second(low, high)
+    first, second = vector.join_first(low, exponent), vector.join_second(low, exponent)
+    return vector.rotate_right_1(first), vector.rotate_right_1(second)
+
+
+@inlined
+def put_words(into: Any, low: Any, exponent: Any, extra: Any, half: Any) -> None:
+    """Write 64 words, as `words_of` has them."""
+    first, second = words_of(low, exponent, extra, half)
+    vector.store(into, first)
+    vector.store(into + STEP, second)
 
 
 @inlined

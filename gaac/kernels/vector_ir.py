@@ -21,20 +21,27 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 class Vector(types.Type):
     """The numba type of a vector of `lanes` unsigned integers of `bits` bits each."""
 
-    def __init__(self, bits: int, lanes: int) -> None:
+    def __init__(self, bits: int, lanes: int, name: str | None = None) -> None:
         self.bits = bits
         self.lanes = lanes
-        super().__init__(name=f"u{bits}x{lanes}")
+        super().__init__(name=name or f"u{bits}x{lanes}")
 
     @property
     def ir_type(self) -> ir.VectorType:
         return ir.VectorType(ir.IntType(self.bits), self.lanes)
 
 
-@register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Vector) -> None:
         super().__init__(manager, vector, vector.ir_type)
+
+
+def register(kind: type[Vector]) -> None:
+    """Let numba hold values of a class of vectors."""
+    register_model(kind)(_VectorModel)
+
+
+register(Vector)
 
 
 u8x64 = Vector(8, 64)
