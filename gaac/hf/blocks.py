@@ -1,4 +1,4 @@
-"""Immutable packed blocks, and the packer that makes and opens them.
+"""The packer, which makes and opens the packed blocks of a cache: each one a `gaac.pages.Page`.
 
 A block holds one batch row's keys or values over a fixed number of tokens. Nothing ever writes into
 it, so beams, forks and copies of a cache share blocks by reference and nothing is packed twice.
@@ -13,40 +13,24 @@ import numpy as np
 import torch
 
 import gaac
+from gaac.hf.background import foreign_codec
+from gaac.pages import Page
 from gaac.rope import Rope
 
 GAAC_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class Codec(Protocol):
-    """Anything that turns a tensor into bytes and back, bit for bit."""
+    """Anything that turns a tensor into bytes and back, bit for bit.
+
+    Both are called from several threads, but never from two at once.
+    """
 
     def encode(self, tensor: torch.Tensor, /) -> Any:
         """Bytes-like for a [1, kv_heads, tokens, head_dim] tensor."""
 
     def decode(self, blob: bytes, /) -> torch.Tensor:
         """The tensor that `encode` was given: same shape, same dtype."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """One packed [1, kv_heads, tokens, head_dim] tensor.
-
-    payload: uint8, one axis, its storage exactly as long as the codec's blob.
-    """
-
-    payload: torch.Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
-        return self
-
-    def to(self, device: torch.device) -> Block:
-        """This block with its payload on `device`; itself if it is there already."""
-        if self.payload.device == device:
-            return self
-        return Block(self.payload.to(device), self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +64,23 @@ class Packer:
                 "load the model in bfloat16 or float16, or pass codec=."
             )
 
-    def pack(self, tensor: torch.Tensor) -> Block:
+    def pack(self, tensor: torch.Tensor) -> Page:
         """A block of a [1, kv_heads, tokens, head_dim] tensor, which is not written to."""
         if self.codec is None:
             blob = gaac.encode(tensor, level=self.level, kind=self.kind, rope=self._hint(tensor))
         else:
             # A private copy: some codecs scramble their input while they work.
-            blob = self.codec.encode(tensor.clone(memory_format=torch.contiguous_format))
-        return Block(_payload(blob, tensor.device), tuple(tensor.shape), tensor.dtype)
+            private = tensor.clone(memory_format=torch.contiguous_format)
+            with foreign_codec():
+                blob = self.codec.encode(private)
+        return Page(_payload(blob, tensor.device), tuple(tensor.shape), tensor.dtype)
 
     def _hint(self, tensor: torch.Tensor) -> Rope | None:
         """The rope, where it fits: a config may tell of other heads than the cache is given."""
         fits = self.rope is not None and 2 * self.rope.turns.size <= tensor.shape[-1]
         return self.rope if fits else None
 
-    def unpack(self, block: Block, out: torch.Tensor) -> None:
+    def unpack(self, block: Page, out: torch.Tensor) -> None:
         """Write a block's tensor into `out`, a view of the block's shape and dtype.
 
         Raises gaac.CorruptFrame for a damaged gaac payload, ValueError where a foreign codec gives
@@ -103,7 +89,9 @@ class Packer:
         if self.codec is None:
             gaac.decode(block.payload, out=out)
             return
-        tensor = self.codec.decode(block.payload.cpu().numpy().tobytes())
+        blob = block.payload.cpu().numpy().tobytes()
+        with foreign_codec():
+            tensor = self.codec.decode(blob)
         if tuple(tensor.shape) != block.shape or tensor.dtype != block.dtype:
             raise ValueError(
                 f"the codec gave back {tuple(tensor.shape)} {tensor.dtype} for a block of "

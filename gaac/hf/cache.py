@@ -1,7 +1,8 @@
 """The compressed KV cache for transformers: a DynamicCache whose full-attention layers hold blocks.
 
 Lossless by construction: attention gets the very bits that DynamicCache would have given it. What
-it saves is memory between steps; every step decodes the blocks of one layer at a time.
+it saves is memory between steps; every step decodes the blocks of one layer at a time, or, with
+`use_fused_attention`, none of them.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class BlockCompressedCache(DynamicCache):
             raise ValueError("config describes a model without layers, so there is no KV to hold.")
         packer = Packer(level, block_tokens, window, codec)
         values = replace(packer, kind="v") if "v" in scope else None
+        attending = config.get_text_config(decoder=True)
         for index, layer in enumerate(self.layers):
             if type(layer) is DynamicLayer:
                 rope = rope_of_layer(config, index) if level == HINTED_LEVEL else None
                 keys = replace(packer, kind="k", rope=rope) if "k" in scope else None
-                self.layers[index] = BlockCompressedLayer(keys, values)
+                self.layers[index] = BlockCompressedLayer(keys, values, attending)
         self.level, self.block_tokens, self.scope, self.window = level, block_tokens, scope, window
         self.codec = codec
 
@@ -82,6 +84,16 @@ class BlockCompressedCache(DynamicCache):
             for layer in self.layers
         )
 
+    def flush(self) -> None:
+        """Wait until every block that is due has been packed.
+
+        Nothing needs it for being right: whatever is asked of a layer waits for that layer.
+        Raises what packing raised; no token is lost, and later updates try again.
+        """
+        for layer in self.layers:
+            if isinstance(layer, BlockCompressedLayer):
+                layer.flush()
+
     def layer_bytes(self) -> list[LayerBytes]:
         """What each layer holds, in order."""
         return [count_layer(index, layer) for index, layer in enumerate(self.layers)]
@@ -95,8 +107,8 @@ class BlockCompressedCache(DynamicCache):
     def stored_bytes(self) -> int:
         """Bytes of memory that the K and V of all layers take now: payloads and raw tensors.
 
-        Whole storages are counted, so a view that keeps a larger tensor alive shows; a block that
-        batch rows share counts once.
+        Whole storages are counted, so a view that keeps a larger tensor alive shows, and so does
+        the room behind raw tokens; a block that batch rows share counts once.
         """
         return sum(record.stored_bytes for record in self.layer_bytes())
 

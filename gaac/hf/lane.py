@@ -6,12 +6,18 @@ so an update that fails half-way leaves the cache as it was, and a fork costs no
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from gaac.hf.blocks import Block, Packer
+from gaac.hf.blocks import Packer
+from gaac.hf.tail import Tail
+from gaac.pages import Page, Pages, PageTable
+
+Rows = tuple[tuple[Page, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,20 +25,39 @@ class Lane:
     """Keys or values of one layer, [batch, kv_heads, tokens, head_dim] in pieces.
 
     name: "keys" or "values", for messages. packer: None keeps everything in the raw tail.
-    rows: per batch row its blocks, oldest first, as many in each row and block_tokens long.
-    tail: the tokens after them, raw, in a tensor that owns exactly its own storage.
+    table: per batch row its blocks, oldest first, as many in each row and block_tokens long; the
+    same object for as long as the blocks stay the same, for it remembers where they lie.
+    raw: the tokens after them.
     """
 
     name: str
     packer: Packer | None
-    rows: tuple[tuple[Block, ...], ...]
-    tail: torch.Tensor
+    table: PageTable
+    raw: Tail
 
     @staticmethod
     def like(states: torch.Tensor, name: str, packer: Packer | None) -> Lane:
         """An empty lane for states of this shape, dtype and device."""
         shape = (*states.shape[:-2], 0, states.shape[-1])
-        return Lane(name, packer, ((),) * states.shape[0], states.new_empty(shape))
+        rows: Rows = ((),) * states.shape[0]
+        return Lane(name, packer, PageTable(rows), Tail(states.new_empty(shape)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lane:
+        return replace(self, raw=copy.deepcopy(self.raw, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A table's addresses mean nothing in another process.
+        return Lane, (self.name, self.packer, PageTable(self.rows), self.raw)
+
+    @property
+    def rows(self) -> Rows:
+        """Per batch row its blocks, oldest first."""
+        return self.table.rows
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """The raw tokens after the blocks: a view of a storage that may have some room behind."""
+        return self.raw.states
 
     @property
     def packed_tokens(self) -> int:
@@ -42,7 +67,12 @@ class Lane:
     @property
     def tokens(self) -> int:
         """Tokens held, packed and raw."""
-        return self.packed_tokens + self.tail.shape[-2]
+        return self.packed_tokens + self.raw.tokens
+
+    @property
+    def blocks_due(self) -> int:
+        """Blocks of the raw tail that are to be packed."""
+        return self.packer.blocks_due(self.raw.tokens) if self.packer else 0
 
     @property
     def raw_bytes(self) -> int:
@@ -52,6 +82,11 @@ class Lane:
             per_token *= size
         return per_token * self.tokens
 
+    @property
+    def pages(self) -> Pages:
+        """Blocks and tail as attention reads them where they lie."""
+        return Pages(self.table, self.raw.states)
+
     def tensors(self) -> Iterable[torch.Tensor]:
         """Every tensor that this lane keeps alive; one that rows share comes once a row."""
         yield self.tail
@@ -60,26 +95,49 @@ class Lane:
                 yield block.payload
 
     def full(self) -> torch.Tensor:
-        """All tokens as one tensor, decoded anew (the tail itself if nothing is packed)."""
-        return self._joined(None) if self.packed_tokens else self.tail
+        """All tokens as one contiguous tensor, decoded anew."""
+        if not self.packed_tokens:
+            return self.tail.contiguous()
+        return self._joined(None)
+
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        """All tokens with `states` at the end, as one tensor; nothing is appended.
+
+        states: [batch, kv_heads, new tokens, head_dim]. What comes back is laid out as the
+        library's own layer would give it, so that attention computes the same bits. Gradients
+        reach `states`, not what earlier calls have stored. Raises ValueError for another batch
+        size, head count, head_dim or dtype than the lane holds.
+        """
+        lane = self._ready_for(states)
+        return lane._joined(states) if lane.tokens else states.contiguous()
+
+    def grown(self, states: torch.Tensor) -> Lane:
+        """The lane with `states` at the end of its raw tail; nothing is packed.
+
+        Only the new tokens are copied, unless the tail is out of room. Raises as `joined` does.
+        """
+        lane = self._ready_for(states)
+        packer = lane.packer
+        most = packer.block_tokens + packer.window if packer else None
+        return Lane(lane.name, packer, lane.table, lane.raw.append(states, most))
 
     def append(self, states: torch.Tensor) -> tuple[torch.Tensor, Lane]:
-        """All tokens with `states` at the end, as one tensor, and the lane that holds them.
+        """What `joined` gives, and the lane that holds it, with every block packed that is due.
 
-        states: [batch, kv_heads, new tokens, head_dim]; neither kept nor written to. What comes
-        back is laid out as the library's own layer would give it, so that attention computes the
-        same bits. Gradients reach `states`, not what earlier calls have stored. Raises ValueError
-        for another batch size, head count, head_dim or dtype than the lane holds.
+        states: neither kept nor written to. Raises as `joined` does.
         """
-        lane = self if self.tokens else Lane.like(states, self.name, self.packer)
-        lane = lane.to(states.device)
-        lane._check_fits(states)
-        full = lane._joined(states) if lane.tokens else states.contiguous()
-        held = full.detach()
-        rows, packed = lane._with_due_blocks(held)
+        lane = self._ready_for(states)
+        full = lane.joined(states)
+        packed = lane.packed_tokens
+        held = full.detach().narrow(-2, packed, full.shape[-2] - packed)
         # Without blocks the whole tensor is the tail: keep it, unless it is the caller's own.
-        owned = packed == 0 and full is not states
-        return full, replace(lane, rows=rows, tail=held if owned else _copied(held, packed))
+        if full is states or packed or (lane.packer and lane.packer.blocks_due(held.shape[-2])):
+            return full, lane._with_raw(held)
+        return full, replace(lane, raw=Tail(held))
+
+    def packed(self) -> Lane:
+        """The lane with every block packed that is due; itself if none is."""
+        return self._with_raw(self.tail) if self.blocks_due else self
 
     def crop(self, tokens: int) -> Lane:
         """The lane without everything after the first `tokens` tokens.
@@ -88,27 +146,34 @@ class Lane:
         """
         packed = self.packed_tokens
         if tokens >= packed or self.packer is None:
-            return replace(self, tail=self.tail.narrow(-2, 0, tokens - packed).clone())
+            return replace(self, raw=Tail.copied(self.tail.narrow(-2, 0, tokens - packed)))
         keep, rest = divmod(tokens, self.packer.block_tokens)
         size = (*self.tail.shape[:-2], self.packer.block_tokens, self.tail.shape[-1])
         opened = self.tail.new_empty(size)
         if rest:
             self._open(keep, opened)
-        rows = tuple(row[:keep] for row in self.rows)
-        return replace(self, rows=rows, tail=opened.narrow(-2, 0, rest).clone())
+        table = PageTable(tuple(row[:keep] for row in self.rows))
+        return replace(self, table=table, raw=Tail.copied(opened.narrow(-2, 0, rest)))
 
     def select(self, indices: list[int]) -> Lane:
         """The lane with these batch rows, in this order; blocks are shared, the tail is copied."""
         picked = torch.tensor(indices, dtype=torch.long, device=self.tail.device)
-        rows = tuple(self.rows[index] for index in indices)
-        return replace(self, rows=rows, tail=self.tail.index_select(0, picked))
+        table = PageTable(tuple(self.rows[index] for index in indices))
+        return replace(self, table=table, raw=Tail(self.tail.index_select(0, picked)))
 
     def to(self, device: torch.device) -> Lane:
         """The lane on `device`; itself if it is there already."""
         if self.tail.device == device:
             return self
-        rows = tuple(tuple(block.to(device) for block in row) for row in self.rows)
-        return replace(self, rows=rows, tail=self.tail.to(device))
+        table = PageTable(tuple(tuple(block.to(device) for block in row) for row in self.rows))
+        return replace(self, table=table, raw=Tail(self.tail.to(device)))
+
+    def _ready_for(self, states: torch.Tensor) -> Lane:
+        """The lane where `states` lie; an empty one takes their shape and dtype."""
+        empty = not self.raw.tokens and not self._blocks
+        lane = Lane.like(states, self.name, self.packer) if empty else self.to(states.device)
+        lane._check_fits(states)
+        return lane
 
     def _check_fits(self, states: torch.Tensor) -> None:
         held, new = self.tail, states
@@ -129,7 +194,7 @@ class Lane:
         for index in range(self._blocks):
             size = packed // self._blocks
             self._open(index, full.narrow(-2, index * size, size))
-        full.narrow(-2, packed, self.tail.shape[-2]).copy_(self.tail)
+        full.narrow(-2, packed, self.raw.tokens).copy_(self.tail)
         if states is not None:
             full.narrow(-2, self.tokens, new_tokens).copy_(states)
         return full
@@ -150,25 +215,23 @@ class Lane:
                 self.packer.unpack(block, target)
                 done[id(block)] = row
 
-    def _with_due_blocks(self, full: torch.Tensor) -> tuple[tuple[tuple[Block, ...], ...], int]:
-        """The rows once every block that is due has been packed from `full`, and their tokens."""
-        packed = self.packed_tokens
-        if self.packer is None:
-            return self.rows, packed
-        size, due = self.packer.block_tokens, self.packer.blocks_due(full.shape[-2] - packed)
-        starts = [packed + index * size for index in range(due)]
-        rows = tuple(
+    def _with_raw(self, raw: torch.Tensor) -> Lane:
+        """The lane with `raw` instead of its tail, once every block of it that is due is packed."""
+        size, due = 0, 0
+        if self.packer is not None:
+            size, due = self.packer.block_tokens, self.packer.blocks_due(raw.shape[-2])
+        table = self.table if due == 0 else PageTable(self._rows_with(raw, size, due))
+        rest = raw.narrow(-2, due * size, raw.shape[-2] - due * size)
+        return replace(self, table=table, raw=Tail.copied(rest))
+
+    def _rows_with(self, raw: torch.Tensor, size: int, due: int) -> Rows:
+        """The rows with the first `due` blocks of `raw`, each of `size` tokens."""
+        assert self.packer is not None  # else no block is due
+        return tuple(
             row
             + tuple(
-                self.packer.pack(full.narrow(0, index, 1).narrow(-2, start, size))
-                for start in starts
+                self.packer.pack(raw.narrow(0, index, 1).narrow(-2, block * size, size))
+                for block in range(due)
             )
             for index, row in enumerate(self.rows)
         )
-        return rows, packed + due * size
-
-
-def _copied(full: torch.Tensor, start: int) -> torch.Tensor:
-    """Everything from token `start` on, in a tensor of its own."""
-    part = full.narrow(-2, start, full.shape[-2] - start)
-    return part.clone(memory_format=torch.contiguous_format)

@@ -6,13 +6,19 @@ from typing import Any
 
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     DeepseekV3Config,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -52,8 +58,42 @@ def _llama_assistant() -> PreTrainedModel:
     return _llama(layers=1)
 
 
+def _llama64() -> PreTrainedModel:
+    """Heads as wide as the fast kernels want them."""
+    config = LlamaConfig(**(_SIZES | {"head_dim": 64}), num_hidden_layers=2)
+    return LlamaForCausalLM(config)
+
+
 def _mistral() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**_SIZES, num_hidden_layers=2, sliding_window=12))
+
+
+def _gemma2() -> PreTrainedModel:
+    config = Gemma2Config(
+        **_SIZES,
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=12,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=5.0,
+    )
+    return Gemma2ForCausalLM(config)
+
+
+def _gpt_oss() -> PreTrainedModel:
+    """Its sinks are parameters, and large enough to matter."""
+    config = GptOssConfig(
+        **(_SIZES | {"head_dim": 64}),
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=12,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    model = GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.normal_(1, 1)
+    return model
 
 
 def _gemma3() -> PreTrainedModel:
@@ -143,6 +183,26 @@ def _gemma3n() -> PreTrainedModel:
     return Gemma3nForCausalLM(config)
 
 
+def _bart() -> PreTrainedModel:
+    config = BartConfig(
+        vocab_size=VOCAB,
+        d_model=48,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=256,
+        decoder_start_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+        forced_eos_token_id=None,
+    )
+    return BartForConditionalGeneration(config)
+
+
 def _t5() -> PreTrainedModel:
     config = T5Config(
         vocab_size=VOCAB,
@@ -162,14 +222,18 @@ def _t5() -> PreTrainedModel:
 BUILDERS = {
     "llama": _llama,
     "llama_assistant": _llama_assistant,
+    "llama64": _llama64,
     "mistral": _mistral,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt_oss": _gpt_oss,
     "qwen3": _qwen3,
     "gpt2": _gpt2,
     "lfm2": _lfm2,
     "qwen3_next": _qwen3_next,
     "deepseek_v3": _deepseek_v3,
     "gemma3n": _gemma3n,
+    "bart": _bart,
     "t5": _t5,
 }
 

@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from gaac.hf import BlockCompressedCache, cache_argument
+from gaac.hf.lane import Lane
 
 from .models import VOCAB
 
@@ -170,6 +171,20 @@ def assert_packed(cache: Cache, cropped: bool = False) -> None:
             assert record.raw_tokens < cache.block_tokens + cache.window
         else:
             assert record.packed_tokens == due
+
+
+def assert_little_room(lane: Lane) -> None:
+    """Blocks own exactly their storages; the raw tail's has room for a 16th more, or 16 tokens,
+    and for no token that would be packed first.
+    """
+    for payload in (block.payload for row in lane.rows for block in row):
+        assert payload.untyped_storage().nbytes() == payload.nbytes
+    tokens, storage = lane.tail.shape[-2], lane.tail.untyped_storage().nbytes()
+    most = tokens + max(16, tokens // 16)
+    if lane.packer is not None:
+        most = min(most, lane.packer.block_tokens + lane.packer.window)
+    assert lane.tail.nbytes <= storage
+    assert storage * tokens <= most * lane.tail.nbytes
 
 
 @torch.no_grad()

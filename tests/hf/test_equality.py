@@ -20,18 +20,22 @@ from .scenarios import (
 ModelOf = Callable[[str], PreTrainedModel]
 Expected = Callable[[str, str], Outcome]
 
-# A family, and what transformers itself cannot do with its DynamicCache.
+# A family, and what transformers itself cannot do with its DynamicCache: an encoder-decoder model
+# starts its decoder anew at every call.
 FAMILIES = {
     "llama": (),
     "mistral": (),
+    "gemma2": (),
     "gemma3": (),
+    "gpt_oss": (),
     "qwen3": (),
     "gpt2": (),
     "lfm2": (),
     "qwen3_next": CROPPING,  # a recurrent state cannot be rolled back
     "deepseek_v3": (),
     "gemma3n": (),
-    "t5": ("multi_turn",),  # the decoder starts anew at every call
+    "bart": ("multi_turn",),
+    "t5": ("multi_turn",),
 }
 KINDS = {
     "llama": ["blocks"] * 3,

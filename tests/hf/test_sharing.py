@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gaac.hf import BlockCompressedCache, cache_argument
+from gaac.hf import BlockCompressedCache, cache_argument, use_fused_attention
 
 from .codecs import CountingCodec
 from .scenarios import SCENARIOS, compressed, tokens
@@ -95,6 +96,24 @@ def test_copies_share_blocks_and_grow_by_tails(
 
 def test_a_fork_allocates_nothing(filled: BlockCompressedCache) -> None:
     assert memory(filled, filled.fork()) == memory(filled)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_continuations_grow_by_their_tails_alone(model_of: ModelOf, fused: bool) -> None:
+    """Four texts go on from one prefix, a token at a time: 6 raw tokens each, and no block more."""
+    model = model_of("llama64")
+    cache = fill(model)
+    before, alone = payloads(cache), memory(cache)
+    forks = [cache.fork() for _ in range(4)]
+    with use_fused_attention(model) if fused else nullcontext():
+        for seed, twin in enumerate(forks):
+            advance(model, twin, tokens(2, 1, seed=seed))
+    token_bytes = 2 * 2 * 64 * 2  # rows, KV heads, head_dim, bytes of bf16
+    tail_bytes = 8 * token_bytes  # room for a block's tokens, in each layer and on each side
+    lanes = 2 * len(cache.layers)
+    assert all(payloads(twin) == before for twin in forks)
+    assert memory(cache, *forks) == alone + 4 * lanes * tail_bytes
+    assert memory(cache) == alone
 
 
 def test_a_fork_copies_the_layers_of_the_library(model_of: ModelOf) -> None:
