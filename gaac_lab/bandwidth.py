@@ -60,15 +60,32 @@ def ideal(kv_bytes: int) -> Traffic:
     return Traffic("read once", kv_bytes, 0)
 
 
-def traffic(configuration: Configuration, raw_bytes: int, stored_bytes: int) -> Traffic:
-    """What this way of keeping the cache moves in a step at the least, counted from its definition.
+def traffic(
+    configuration: Configuration,
+    raw_bytes: int,
+    stored_bytes: int,
+    *,
+    heads_per_kv_head: int = 1,
+) -> Traffic:
+    """What this way of keeping and reading the cache moves in a step at the least, counted from its
+    definition.
 
-    Uncompressed, transformers' DynamicCache appends with torch.cat: it reads the old tensors,
-    writes new ones, and attention reads those. Materialising reads the blocks, writes full tensors,
-    and attention reads those; what the codec touches in between comes on top. Neither is near the
-    floor; only attention on packed pages can be.
+    raw_bytes, stored_bytes: of the whole cache. heads_per_kv_head: query heads that share a KV
+    head. transformers' DynamicCache appends with torch.cat: it reads the old tensors and writes new
+    ones, and attention reads those; eager attention first repeats them for each query head and
+    reads the copies. Materialising reads the blocks, writes full tensors, and attention reads
+    those; what the codec touches in between comes on top. Appending in place, and attention on the
+    pages, read what is held once: the floor.
     """
-    if configuration.is_baseline:
+    if configuration.integration == "grouped":
+        return Traffic("appended in place, read once", raw_bytes, 0)
+    if configuration.integration == "fused":
+        return Traffic("pages read in place", stored_bytes, 0)
+    if configuration.integration == "eager":
+        repeated = raw_bytes * heads_per_kv_head if heads_per_kv_head > 1 else 0
+        read = 2 * raw_bytes + repeated
+        return Traffic("torch.cat and repeated heads each step", read, raw_bytes + repeated)
+    if configuration.integration == "none":
         return Traffic("uncompressed, torch.cat each step", 2 * raw_bytes, raw_bytes)
     return Traffic("blocks materialised each step", stored_bytes + raw_bytes, raw_bytes)
 

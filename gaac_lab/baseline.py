@@ -96,7 +96,7 @@ def _time(
     warm_up(model, BASELINE)
     ttft_s, step_s = [], []
     for _ in range(repeats):
-        request = Request(model, prompt.input_ids, BASELINE.make_cache(model.config))
+        request = Request.of(model, prompt.input_ids, BASELINE)
         with quiet_collector():
             ttft_s.append(request.prefill())
             step_s += [request.step() for _ in range(new_tokens)]

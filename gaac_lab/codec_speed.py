@@ -64,9 +64,8 @@ def measure(
     Full blocks of some of the layers that the cache packs, K and V as the scope says. In each
     repeat the codecs take turns; each packs all its blocks before it unpacks any, so that none is
     found in a cache. Keys (`COLUMNS`): GB/s are uncompressed bytes over the median;
-    pack_s_per_token is what packing adds to a step on average, over all layers. All null for the
-    baseline, where no layer packs, where the prompt is shorter than a block, and where memory ran
-    out.
+    pack_s_per_token is what packing adds to a step on average, over all layers. All null without a
+    codec, where no layer packs, where the prompt is shorter than a block, and where memory ran out.
     """
     sample = attempt(lambda: _sample(model, input_ids, sample_layers))
     if isinstance(sample, Failure):
@@ -86,14 +85,14 @@ def measure(
 
 def _sample(model: Any, input_ids: torch.Tensor, count: int) -> tuple[list[kv.LayerKV], int]:
     """KV of about `count` layers among those that grow, and how many of those there are."""
-    reader = Request(model, input_ids, BASELINE.make_cache(model.config))
+    reader = Request.of(model, input_ids, BASELINE)
     reader.prefill()
     growing = list(kv.growing_layers(reader.cache))
     return growing[:: max(1, len(growing) // count)], len(growing)
 
 
 def _blocks(configuration: Configuration, held: list[kv.LayerKV], config: Any) -> list[_Block]:
-    if configuration.is_baseline:
+    if not configuration.is_compressed:
         return []
     size = configuration.block_tokens
     return [

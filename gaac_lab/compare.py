@@ -2,7 +2,8 @@
 
 Both answer the same prompt. After each has read it, they take turns: one decode step with the
 uncompressed cache, one with the other, the order changing from step to step. Whatever the machine
-does meanwhile, it does to both, and each pair of neighbouring steps gives one ratio.
+does meanwhile, it does to both, and each pair of neighbouring steps gives one ratio. Each step runs
+under the attention that its configuration names; switching lies outside of the clock.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from typing import Any
 
 import torch
 
-from gaac_lab import kv
-from gaac_lab.configuration import BASELINE, Configuration
+from gaac_lab import kv, twin
+from gaac_lab.configuration import BASELINE, EAGER, Configuration
 from gaac_lab.measure import Failure, Ratio, Series, attempt, paired_ratio, quiet_collector
 from gaac_lab.request import Request, warm_up
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one configuration did beside the uncompressed cache.
+    """What one configuration did beside another, the uncompressed cache unless said otherwise.
 
-    ttft, step: seconds. ratio: decode throughput as a multiple of the uncompressed cache's (above 1
-    is faster). tensor_equal: every layer's K and V equal bit for bit; tokens_equal: the same ids;
-    logit_max_abs_diff: over the logits of every step. The prefills do not take turns, so TTFT has
-    no ratio.
+    ttft, step: seconds. ratio: decode throughput as a multiple of the other's (above 1 is faster).
+    tensor_equal: every layer's K and V are, bit for bit, what uncompressed storage gives under the
+    same attention; where that is not the other one's, the logits of each step too, against a twin
+    (`gaac_lab.twin`), in one round. logit_max_abs_diff: between the two, over the logits of every
+    step up to the first token that differs; tokens_equal: the same ids. eager_logit_max_abs_diff:
+    the same between transformers' eager attention and the model's own, where attentions differ:
+    how far two kernels are apart without any compression. The prefills do not take turns, so TTFT
+    has no ratio.
     """
 
     configuration: Configuration
@@ -41,6 +46,7 @@ class Comparison:
     tensor_equal: bool
     logit_max_abs_diff: float
     tokens_equal: bool
+    eager_logit_max_abs_diff: float | None = None
 
     @property
     def decode_tok_s(self) -> Series:
@@ -73,31 +79,40 @@ def compare(
     *,
     new_tokens: int,
     rounds: int,
+    against: Configuration = BASELINE,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Comparison | Failure]:
     """Each configuration against the uncompressed cache, over `rounds` complete runs, in order.
 
-    input_ids: [batch, tokens]. The uncompressed prompt is read anew in every round. `BASELINE`
-    among the configurations is measured like any other: its ratio, near 1, shows the noise. A run
-    that ends for want of memory gives a `Failure` in its place.
+    input_ids: [batch, tokens]. against: what to compare with instead of the uncompressed cache; its
+    prompt is read anew in every round. `against` among the configurations is measured like any
+    other: its ratio, near 1, shows the noise. A run that ends for want of memory gives a `Failure`
+    in its place.
     """
     tapes = [_Tape() for _ in configurations]
-    attempt(lambda: warm_up(model, BASELINE))  # what fails here fails again where it is recorded
+    attempt(lambda: warm_up(model, against))  # what fails here fails again where it is recorded
     for configuration, tape in zip(configurations, tapes, strict=True):
         warm = attempt(lambda: warm_up(model, configuration))  # noqa: B023
         tape.failure = warm if isinstance(warm, Failure) else None
+    kernels_differ = not all(configuration.keeps_attention for configuration in configurations)
+    eager_diff: float | Failure | None = None
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
-        outcome = attempt(lambda: _read_prompt(model, input_ids, BASELINE))
+        outcome = attempt(lambda: _read_prompt(model, input_ids, against))
+        if number == 0 and kernels_differ and against.is_baseline and isinstance(outcome, tuple):
+            read, _ = outcome
+            eager_diff = attempt(lambda: _eager_diff(model, input_ids, read, new_tokens))  # noqa: B023
         for configuration, tape in zip(configurations, tapes, strict=True):
             if tape.failure is None:
+                pair = (configuration, against)
                 tape.failure = (
                     outcome
                     if isinstance(outcome, Failure)
-                    else _one_round(model, input_ids, configuration, outcome[0], new_tokens, tape)
+                    else _one_round(model, input_ids, pair, outcome[0], new_tokens, tape)
                 )
+    yardstick = None if isinstance(eager_diff, Failure) else eager_diff
     return [
-        tape.failure or _comparison(configuration, input_ids, tape)
+        tape.failure or _comparison(configuration, input_ids, tape, yardstick)
         for configuration, tape in zip(configurations, tapes, strict=True)
     ]
 
@@ -106,52 +121,93 @@ def _read_prompt(
     model: Any, input_ids: torch.Tensor, configuration: Configuration
 ) -> tuple[Request, float]:
     """A request that has read its prompt, and its TTFT in seconds."""
-    request = Request(model, input_ids, configuration.make_cache(model.config))
+    request = Request.of(model, input_ids, configuration)
     with quiet_collector():
-        return request, request.prefill()
+        seconds = request.prefill()
+    request.settle()
+    return request, seconds
+
+
+def _continued(
+    model: Any, input_ids: torch.Tensor, configuration: Configuration, read: Request
+) -> Request:
+    """A request that goes on from a prompt that another has read; that one stays as it is."""
+    request = Request(model, input_ids, None, integration=configuration.integration)
+    with torch.inference_mode():
+        request.resume(read, copy.deepcopy(read.cache))
+    return request
 
 
 def _one_round(
     model: Any,
     input_ids: torch.Tensor,
-    configuration: Configuration,
+    pair: tuple[Configuration, Configuration],
     read: Request,
     new_tokens: int,
     tape: _Tape,
 ) -> Failure | None:
-    outcome = attempt(lambda: _run_pair(model, input_ids, configuration, read, new_tokens, tape))
+    outcome = attempt(lambda: _run_pair(model, input_ids, pair, read, new_tokens, tape))
     return outcome if isinstance(outcome, Failure) else None
 
 
 def _run_pair(
     model: Any,
     input_ids: torch.Tensor,
-    configuration: Configuration,
+    pair: tuple[Configuration, Configuration],
     read: Request,
     new_tokens: int,
     tape: _Tape,
 ) -> None:
+    configuration, against = pair
     request, ttft_s = _read_prompt(model, input_ids, configuration)
-    baseline = Request(model, input_ids, None)
-    with torch.inference_mode():
-        baseline.resume(read, copy.deepcopy(read.cache))
-    pairs = []
+    other = _continued(model, input_ids, against, read)
+    pairs, logits = [], [_kept_logits(request)]
     with quiet_collector():
         for index in range(new_tokens):
-            if index % 2:
-                own_s, baseline_s = request.step(), baseline.step()
-            else:
-                baseline_s, own_s = baseline.step(), request.step()
-            pairs.append((baseline_s, own_s))
-            diff = max_abs_diff(baseline.logits, request.logits)
-            tape.logit_diff = max(tape.logit_diff, diff)
+            agree = torch.equal(other.new_tokens, request.new_tokens)
+            pairs.append(_turn(other, request, own_first=bool(index % 2)))
+            logits.append(_kept_logits(request))
+            if agree:
+                tape.logit_diff = max(tape.logit_diff, max_abs_diff(other.logits, request.logits))
     tape.ttft_s.append(ttft_s)
     tape.step_s += [own for _, own in pairs]
-    tape.step_rounds.append(pairs)
     tape.raw_bytes = kv.raw_bytes(request.cache)
     tape.stored_bytes = kv.stored_bytes(request.cache)
-    tape.tensor_equal &= kv.same_cache(baseline.cache, request.cache)
-    tape.tokens_equal &= torch.equal(baseline.new_tokens, request.new_tokens)
+    tape.tokens_equal &= torch.equal(other.new_tokens, request.new_tokens)
+    if configuration.raw_twin == against:
+        tape.tensor_equal &= kv.same_cache(other.cache, request.cache)
+    elif not tape.step_rounds:
+        tape.tensor_equal = twin.agrees(model, input_ids, configuration, request, logits)
+    tape.step_rounds.append(pairs)
+
+
+def _kept_logits(request: Request) -> torch.Tensor:
+    """A copy: what the model gives back may be a view of the logits of a whole prompt."""
+    assert request.logits is not None
+    return request.logits.clone()
+
+
+def _turn(other: Request, request: Request, *, own_first: bool) -> tuple[float, float]:
+    """One step of each; (the other's seconds, the request's own)."""
+    seconds = {}
+    for one in (request, other) if own_first else (other, request):
+        seconds[one] = one.step()
+        one.settle()
+    return seconds[other], seconds[request]
+
+
+def _eager_diff(model: Any, input_ids: torch.Tensor, read: Request, new_tokens: int) -> float:
+    """Largest difference of logits between the model's own attention and transformers' eager."""
+    own = _continued(model, input_ids, BASELINE, read)
+    eager = _continued(model, input_ids, EAGER, read)
+    largest = 0.0
+    for _ in range(new_tokens):
+        if not torch.equal(own.new_tokens, eager.new_tokens):
+            break
+        own.step()
+        eager.step()
+        largest = max(largest, max_abs_diff(own.logits, eager.logits))
+    return largest
 
 
 def max_abs_diff(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
@@ -167,7 +223,9 @@ def max_abs_diff(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     return float((a.float() - b.float()).abs().nan_to_num(nan=largest, posinf=largest).max())
 
 
-def _comparison(configuration: Configuration, input_ids: torch.Tensor, tape: _Tape) -> Comparison:
+def _comparison(
+    configuration: Configuration, input_ids: torch.Tensor, tape: _Tape, eager_diff: float | None
+) -> Comparison:
     batch, tokens = input_ids.shape
     return Comparison(
         configuration=configuration,
@@ -181,4 +239,5 @@ def _comparison(configuration: Configuration, input_ids: torch.Tensor, tape: _Ta
         tensor_equal=tape.tensor_equal,
         logit_max_abs_diff=tape.logit_diff,
         tokens_equal=tape.tokens_equal,
+        eager_logit_max_abs_diff=None if configuration.keeps_attention else eager_diff,
     )

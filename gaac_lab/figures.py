@@ -20,7 +20,7 @@ from gaac_lab.decision import Row
 
 GIB = 2**30
 MIB = 2**20
-INK, BLUE, ORANGE, GREY, GREEN = "#1b1f24", "#2563a8", "#c8641b", "#8b949e", "#2f7d4f"
+INK, BLUE, ORANGE, GREY = "#1b1f24", "#2563a8", "#c8641b", "#8b949e"
 _STYLE: dict[str, Any] = {
     "figure.dpi": 110,
     "font.size": 10,
@@ -250,7 +250,6 @@ def time_split(records: pd.DataFrame) -> Figure:
         ("attention_s", "attention", BLUE, ""),
         ("cache_s", "joining the cache", GREY, "xx"),
         ("unpack_s", "unpacking blocks", ORANGE, "//"),
-        ("pack_s", "packing blocks", GREEN, ".."),
     ]
     for column, label, colour, hatch in parts:
         value = 1000 * records[column].to_numpy()

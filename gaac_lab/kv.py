@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,29 @@ def stored_bytes(cache: Any) -> int:
         for _, t in kv.parts()
     }
     return sum(storages.values())
+
+
+def bytes_together(caches: Iterable[Any]) -> int:
+    """Bytes that several caches hold together; what they share counts once."""
+    from gaac.hf.accounting import storage_bytes
+
+    return storage_bytes(
+        tensor for cache in caches for layer in cache.layers for tensor in _tensors(layer)
+    )
+
+
+def _tensors(layer: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of KV that a layer keeps alive, packed or raw."""
+    from gaac.hf.layer import BlockCompressedLayer
+
+    if isinstance(layer, BlockCompressedLayer):
+        for lane in layer.lanes:
+            yield from lane.tensors()
+        return
+    for name in ("keys", "values"):
+        tensor = getattr(layer, name, None)
+        if tensor is not None:
+            yield tensor
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -33,7 +33,10 @@ _ALLOCATOR = {
 
 
 class MemoryJob(BaseModel):
-    """One request whose memory is wanted; `tokens` and `new_tokens` per row of the batch."""
+    """One request whose memory is wanted; `tokens` and `new_tokens` per row of the batch.
+
+    prefill_chunk: the prompt is read in chunks of so many tokens; None reads it at once.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,6 +45,7 @@ class MemoryJob(BaseModel):
     tokens: int = Field(ge=1)
     new_tokens: int = Field(default=2, ge=1)
     batch: int = Field(default=1, ge=1)
+    prefill_chunk: int | None = Field(default=None, ge=1)
 
 
 def measure(
@@ -114,13 +118,14 @@ def _peaks(job: MemoryJob, model: Any, tokenizer: Any) -> dict[str, Any]:
     warm_up(model, job.configuration)
     meter = PeakMeter(model.device)
     meter.start()
-    request = Request(model, ids, job.configuration.make_cache(model.config))
-    request.prefill()
+    request = Request.of(model, ids, job.configuration)
+    request.prefill(chunk_tokens=job.prefill_chunk)
     prefill = meter.read()
     meter.start()
     for _ in range(job.new_tokens):
         request.step()
     decode = meter.read()
+    request.settle()
     return {
         "peak_bytes": _larger(prefill.peak_bytes, decode.peak_bytes),
         "prefill_peak_bytes": prefill.peak_bytes,

@@ -52,6 +52,7 @@ Batch = Annotated[int, Field(ge=1, le=4_096)]
 Window = Annotated[int, Field(ge=0, le=1_000_000)]
 Level = Annotated[int, _IS_LEVEL, Field(**_words(_LEVEL_WORDS))]
 Scope = Literal["kv", "k", "v"]
+LiveIntegration = Literal["fused", "materialise"]
 Name = Annotated[str, Field(pattern=r"^\S+$", **_words("a name without spaces"))]
 Model = Annotated[str, Field(min_length=1, **_words("'default', a folder or a hub id"))]
 Device = Annotated[
@@ -92,8 +93,15 @@ class Parameters(BaseModel):
     level: Level = _p("compression level of the live cache")
     offline_level: Level = _p("compression level of a cache at rest")
     block_tokens: BlockTokens = _p("tokens in one compressed block")
+    prefill_chunk: Tokens = _p("tokens of a long prompt read at once, so that it packs as it comes")
+    forks: int = _p("continuations of one prompt", ge=1, le=1_000)
     # 04_sweep
     rounds: int = _p("measured rounds; in each, every configuration runs once", ge=1, le=1_000)
+    integrations: Annotated[list[LiveIntegration], _DISTINCT] = _list(
+        "how attention reads the blocks: in place, or unpacked at each step",
+        "[fused, materialise]",
+        "none of them twice",
+    )
     block_sizes: Annotated[list[BlockTokens], _INCREASING] = _list(
         "block sizes to compare, in tokens", "[128, 256]", "strictly increasing"
     )

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gaac_lab import records, runs, tables
-from gaac_lab.decision import Decision
+from gaac_lab.decision import Decision, Row
 
 TITLES = {
     "00_start_here": "This machine",
@@ -101,6 +101,7 @@ def _context(folder: Path) -> dict[str, Any]:
         "model": _first_note(receipts, "model"),
         "machine": _machine(manifest),
         "prompts": _first_note(receipts, "prompts"),
+        "gain": _first_note(receipts, "gain"),
     }
 
 
@@ -176,11 +177,23 @@ def _tiles(decision: Decision) -> list[Tile]:
         Tile(
             "lossless",
             "bit for bit" if row.tensor_equal else "NOT lossless",
-            f"logits differ by {tables.difference(row.logit_max_abs_diff)}, "
-            f"ids equal: {tables.yes_no(row.tokens_equal)}",
+            _consistency(row),
             row.tensor_equal,
         ),
     ]
+
+
+def _consistency(row: Row) -> str:
+    """What the logits say, and beside which kernel they say it."""
+    differ = f"logits differ by {tables.difference(row.logit_max_abs_diff)}"
+    ids = f"ids equal: {tables.yes_no(row.tokens_equal)}"
+    if row.eager_logit_max_abs_diff is None:
+        return f"{differ}, {ids}"
+    eager = tables.difference(row.eager_logit_max_abs_diff)
+    return (
+        "K, V and logits, beside the same kernel on raw KV; beside the model's own kernel "
+        f"{differ} (transformers' eager kernel: {eager}), {ids}"
+    )
 
 
 def _lower(value: int | None, other: int | None) -> bool | None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from gaac_lab import prompts
-from gaac_lab.configuration import Configuration
+from gaac_lab.attention import switched
+from gaac_lab.configuration import Configuration, Integration
 from gaac_lab.measure import timed
 
 
@@ -22,7 +23,9 @@ class Request:
 
     input_ids: [batch, tokens] int64. After `prefill()` one new token per row is known; each
     `step()` adds another. `logits` are the last position's, [batch, vocabulary], in the model's
-    dtype.
+    dtype. integration: whose attention decodes (see `Configuration`); between calls the model has
+    its own. Prompts are read with the model's own attention, and with integration "fused" by
+    what that makes of it, since users switch it on once.
     """
 
     def __init__(
@@ -31,13 +34,27 @@ class Request:
         input_ids: torch.Tensor,
         cache: Any,
         attention_mask: torch.Tensor | None = None,
+        *,
+        integration: Integration = "none",
     ) -> None:
-        self._model, self.cache = model, cache
+        self._model, self.cache, self._integration = model, cache, integration
         self._input_ids = input_ids.to(model.device)
         self._mask = None if attention_mask is None else attention_mask.to(model.device)
         self._arguments = _forward_arguments(model)
         self._new: list[torch.Tensor] = []
         self.logits: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        input_ids: torch.Tensor,
+        configuration: Configuration,
+        attention_mask: torch.Tensor | None = None,
+    ) -> Request:
+        """A request with an empty cache and the attention that `configuration` names."""
+        cache = configuration.make_cache(model.config)
+        return cls(model, input_ids, cache, attention_mask, integration=configuration.integration)
 
     @property
     def batch(self) -> int:
@@ -48,9 +65,13 @@ class Request:
         """[batch, tokens decoded so far]."""
         return torch.cat(self._new, dim=1)
 
-    def prefill(self) -> float:
-        """Read the prompt; seconds until the first new token is known (TTFT), cache included."""
-        _, seconds = timed(self._model.device, lambda: self._advance(self._input_ids))
+    def prefill(self, *, chunk_tokens: int | None = None) -> float:
+        """Read the prompt; seconds until the first new token is known (TTFT), cache included.
+
+        chunk_tokens: read it in chunks of so many tokens, which the cache packs as they come.
+        """
+        with switched(self._model, "fused" if self._integration == "fused" else "none"):
+            _, seconds = timed(self._model.device, lambda: self._read(chunk_tokens))
         return seconds
 
     def step(self) -> float:
@@ -60,13 +81,37 @@ class Request:
         if self._mask is not None:
             one = self._mask.new_ones((self.batch, 1))
             self._mask = torch.cat([self._mask, one], dim=1)
-        _, seconds = timed(self._model.device, lambda: self._advance(self._new[-1]))
+        with switched(self._model, self._integration):
+            _, seconds = timed(self._model.device, lambda: self._advance(self._new[-1]))
         return seconds
+
+    def settle(self) -> None:
+        """Wait for what the cache packs in the background, so that it takes nothing from whoever
+        has the next turn."""
+        if hasattr(self.cache, "flush"):
+            self.cache.flush()
 
     def resume(self, other: Request, cache: Any) -> None:
         """Take over `other`'s prompt as read, with `cache` holding the same tokens."""
         self._new, self.logits, self.cache = list(other._new), other.logits, cache
         self._mask = other._mask
+
+    def _read(self, chunk_tokens: int | None) -> None:
+        if chunk_tokens is None:
+            self._advance(self._input_ids)
+            return
+        from gaac.hf import prefill
+
+        with torch.inference_mode():
+            output = prefill(
+                self._model,
+                self._input_ids,
+                self.cache,
+                chunk_tokens=chunk_tokens,
+                attention_mask=self._mask,
+                **self._arguments.last_only,
+            )
+            self._take(output)
 
     def _advance(self, ids: torch.Tensor) -> None:
         extra = {} if self._mask is None else {"attention_mask": self._mask}
@@ -78,9 +123,12 @@ class Request:
                 **self._arguments.last_only,
                 **extra,
             )
-            self.logits = output.logits[:, -1]
-            # The token is needed on the host before the next step: what a server waits for too.
-            self._new.append(self.logits.argmax(-1, keepdim=True))
+            self._take(output)
+
+    def _take(self, output: Any) -> None:
+        self.logits = output.logits[:, -1]
+        # The token is needed on the host before the next step: what a server waits for too.
+        self._new.append(self.logits.argmax(-1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -102,14 +150,15 @@ def warm_up(model: Any, configuration: Configuration, *, tokens: int = 32, steps
 
     It packs and unpacks blocks too, so that no codec is loaded while a clock or a meter runs.
     """
-    if not configuration.is_baseline:
+    if configuration.is_compressed:
         short = {"block_tokens": tokens // 2, "window": 0}
         configuration = configuration.model_copy(update=short)
     ids = torch.arange(tokens).remainder(model.config.get_text_config().vocab_size).unsqueeze(0)
-    request = Request(model, ids, configuration.make_cache(model.config))
+    request = Request.of(model, ids, configuration)
     request.prefill()
     for _ in range(steps):
         request.step()
+    request.settle()
 
 
 def prompt_batch(

@@ -1,5 +1,5 @@
-"""Where the time of a decode step goes: attention, unpacking and packing blocks, the cache, the
-rest.
+"""Where the time of a decode step goes: attention, unpacking blocks, the cache, the rest; and what
+is packed beside it.
 
 Timers sit inside the step, so a split step is slower than an untimed one; the shares are the
 result.
@@ -7,18 +7,18 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gaac.hf.blocks import Packer
+from gaac_lab.attention import switched
 from gaac_lab.configuration import Configuration
 from gaac_lab.measure import Tally
 from gaac_lab.request import Request, warm_up
-
-_NAME = "gaac_lab_split"  # must not hold the name of a library attention: those are special-cased
 
 
 @contextmanager
@@ -36,28 +36,31 @@ def _timed_packing(pack: Tally, unpack: Tally) -> Iterator[None]:
 def measure(
     model: Any, input_ids: torch.Tensor, configuration: Configuration, *, steps: int
 ) -> dict[str, Any]:
-    """Mean seconds of a step by part: attention_s, unpack_s, pack_s, cache_s, rest_s and step_s.
+    """Mean seconds of a step by part: attention_s, unpack_s, cache_s, rest_s and their sum, step_s.
 
-    cache_s is the cache's update without packing and unpacking: joining old and new tokens.
+    attention_s of a fused configuration is the kernel on the pages. cache_s is the cache's update
+    without unpacking: joining old and new tokens, and waiting for a block that another thread has
+    not packed yet. pack_s is no part of the sum: what that thread packed meanwhile, for each step.
     """
     device = model.device
     attention, update, pack, unpack = (Tally(device) for _ in range(4))
     cache = configuration.make_cache(model.config)
     plain_update = cache.update
     cache.update = lambda *args, **kwargs: update.run(lambda: plain_update(*args, **kwargs))
-    with _timed_attention(model, attention), _timed_packing(pack, unpack):
-        warm_up(model, configuration)
-        request = Request(model, input_ids, cache)
+    warm_up(model, configuration)
+    request = Request(model, input_ids, cache, integration=configuration.integration)
+    with _timed_attention(model, configuration, attention), _timed_packing(pack, unpack):
         request.prefill()
         request.step()
+        request.settle()
         for tally in (attention, update, pack, unpack):
             tally.reset()
         step_s = sum(request.step() for _ in range(steps)) / steps
+        request.settle()
     parts = {
         "attention_s": attention.seconds / steps,
         "unpack_s": unpack.seconds / steps,
-        "pack_s": pack.seconds / steps,
-        "cache_s": (update.seconds - pack.seconds - unpack.seconds) / steps,
+        "cache_s": (update.seconds - unpack.seconds) / steps,
     }
     return {
         "label": configuration.label,
@@ -67,29 +70,30 @@ def measure(
         **parts,
         "rest_s": step_s - sum(parts.values()),
         "step_s": step_s,
+        "pack_s": pack.seconds / steps,
     }
 
 
 @contextmanager
-def _timed_attention(model: Any, tally: Tally) -> Iterator[None]:
-    """Routes the model's attention through a timer, and puts the model back as it was."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+def _timed_attention(model: Any, configuration: Configuration, tally: Tally) -> Iterator[None]:
+    """A timer around the attention that `configuration` decodes with, under its own name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    before = model.config._attn_implementation
-    if before == "eager":
-        raise ValueError("the time split needs attention by name; load the model with sdpa")
-    plain = ALL_ATTENTION_FUNCTIONS[before]
-
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        return tally.run(lambda: plain(*args, **kwargs))
-
-    AttentionInterface.register(_NAME, attention)
-    # Without a mask function of its own name, transformers would give padded batches no mask.
-    AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
-    model.set_attn_implementation(_NAME)
+    with switched(model, configuration.integration):
+        name = model.config._attn_implementation
+    plain: Callable[..., Any] = (
+        _eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    )
+    # An override on the library's own table: taking it away brings back what was there.
+    ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **kwargs: tally.run(
+        lambda: plain(*args, **kwargs)
+    )
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        del ALL_ATTENTION_FUNCTIONS[name]
+
+
+def _eager_attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The eager attention of the model's own file, which has no name in the library's table."""
+    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 from gaac_lab import codec_speed, memory_probe
 from gaac_lab.baseline import beyond_context, memory_fields, require_room, series_fields
 from gaac_lab.compare import Comparison, compare
-from gaac_lab.configuration import BASELINE, Configuration
+from gaac_lab.configuration import BASELINE, Configuration, Integration
 from gaac_lab.measure import Failure, attempt
 from gaac_lab.request import prompt_batch
 
@@ -18,6 +18,7 @@ Record = dict[str, Any]
 def points(
     reference: Configuration,
     *,
+    integrations: Sequence[Integration] = (),
     block_sizes: Sequence[int] = (),
     levels: Sequence[int] = (),
     scopes: Sequence[str] = (),
@@ -27,18 +28,21 @@ def points(
     """(variable, configuration) pairs: the baseline, the reference, then one change at a time.
 
     A value that equals the reference's adds no point. Peers run with the reference's other
-    settings.
+    settings, but materialised: only gaac's pages can be read in place.
     """
 
     def changed(**update: Any) -> Configuration:
         return Configuration(**{**reference.model_dump(), **update})
 
     candidates = [("baseline", BASELINE), ("reference", reference)]
+    candidates += [("integration", changed(integration=name)) for name in integrations]
     candidates += [("block_tokens", changed(block_tokens=size)) for size in block_sizes]
     candidates += [("level", changed(level=level)) for level in levels]
     candidates += [("scope", changed(scope=scope)) for scope in scopes]
     candidates += [("window", changed(window=window)) for window in windows]
-    candidates += [("codec", changed(codec=peer, level=None)) for peer in peers]
+    candidates += [
+        ("codec", changed(codec=peer, level=None, integration="materialise")) for peer in peers
+    ]
     unique: dict[Configuration, str] = {}
     for variable, configuration in candidates:
         unique.setdefault(configuration, variable)
@@ -155,4 +159,5 @@ def comparison_fields(outcome: Comparison | Failure) -> Record:
         "tensor_equal": outcome.tensor_equal,
         "logit_max_abs_diff": outcome.logit_max_abs_diff,
         "tokens_equal": outcome.tokens_equal,
+        "eager_logit_max_abs_diff": outcome.eager_logit_max_abs_diff,
     }

@@ -28,6 +28,14 @@ def difference(value: Any) -> str:
     return DASH if _unknown(value) else "0" if value == 0 else f"{value:.2g}"
 
 
+def logit_difference(row: Row) -> str:
+    """The difference, and where another attention kernel runs, what eager attention makes of it."""
+    shown = difference(row.logit_max_abs_diff)
+    if row.eager_logit_max_abs_diff is None:
+        return shown
+    return f"{shown} (eager: {difference(row.eager_logit_max_abs_diff)})"
+
+
 def ratio(row: Row) -> str:
     if row.ratio_to_baseline is None or row.ratio_low is None or row.ratio_high is None:
         return DASH
@@ -57,7 +65,7 @@ def decision_table(rows: Sequence[Row]) -> pd.DataFrame:
                 "N (rounds)": _count(row),
                 "KV per step (GB/s)": number(row.read_gb_s, 1),
                 "bits equal": yes_no(row.tensor_equal),
-                "max |Δlogit|": difference(row.logit_max_abs_diff),
+                "max |Δlogit|": logit_difference(row),
                 "ids equal": yes_no(row.tokens_equal),
                 "judgement": _judgement(row),
             }

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 def read(model: Any, input_ids: torch.Tensor) -> Any:
     """The uncompressed cache after reading [batch, tokens] ids: what a codec is tried on."""
-    request = Request(model, input_ids, BASELINE.make_cache(model.config))
+    request = Request.of(model, input_ids, BASELINE)
     request.prefill()
     return request.cache
 
@@ -63,7 +63,10 @@ def outputs(
     tokens: int,
     new_tokens: int,
 ) -> list[Record]:
-    """One record a prompt: the same request with and without compression, compared."""
+    """One record a prompt: the same request with and without compression, compared.
+
+    Both run under the attention that `configuration` names, since nothing else may differ.
+    """
     records = []
     for name in prompt_names:
         prompt = prompts.build(name, tokens, tokenizer)
@@ -101,8 +104,8 @@ def _compare_outputs(
     new_tokens: int,
 ) -> Record:
     """Both requests side by side, compared after the prefill and after each step."""
-    plain = Request(model, input_ids, BASELINE.make_cache(model.config), mask)
-    packed = Request(model, input_ids, configuration.make_cache(model.config), mask)
+    plain = Request.of(model, input_ids, configuration.raw_twin, mask)
+    packed = Request.of(model, input_ids, configuration, mask)
     plain.prefill()
     packed.prefill()
     diffs = [max_abs_diff(plain.logits, packed.logits)]
@@ -112,6 +115,7 @@ def _compare_outputs(
         packed.step()
         diffs.append(max_abs_diff(plain.logits, packed.logits))
         bits_equal &= _same_logits(plain, packed)
+    packed.settle()
     return {
         "batch": int(input_ids.shape[0]),
         "tokens": int(input_ids.shape[1]),

@@ -24,6 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: tuple[Any, Any
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
+        head_dim=64,
         max_position_embeddings=10**12,
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
@@ -52,7 +53,7 @@ def test_a_length_that_does_not_fit_keeps_its_row_and_the_run_goes_on(tiny: Any)
     assert short["status"] == "measured"
     assert short["ttft_s_n"] == 2
     assert short["decode_tok_s_n"] == 6
-    assert short["kv_raw_bytes"] == 2 * 2 * 16 * 2 * (64 + 3)
+    assert short["kv_raw_bytes"] == 2 * 2 * 64 * 2 * (64 + 3)
     assert short["peak_bytes"] > 0
     assert len(short["prompt_sha256"]) == 64
     assert said == ["100,000,000,000 tokens", "64 tokens"]

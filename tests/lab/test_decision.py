@@ -140,6 +140,34 @@ def test_an_unknown_peak_does_not_stand_against_a_configuration() -> None:
     assert decide([BASE, row(peak_bytes=None)]).verdict == "enable"
 
 
+def fused(**changes: Any) -> Row:
+    """A row whose attention is another kernel: equal bits under it, other logits and ids."""
+    other = {"logit_max_abs_diff": 0.5, "eager_logit_max_abs_diff": 0.4, "tokens_equal": False}
+    return row(integration="fused", **{**other, **changes})
+
+
+def test_another_kernel_s_logits_and_ids_do_not_make_it_lossy() -> None:
+    decision = decide([BASE, row(**speed(0.5)), fused(**speed(3.0))])
+    assert decision.verdict == "enable"
+    assert decision.chosen is not None
+    assert decision.chosen.integration == "fused"
+
+
+def test_bits_that_differ_under_the_same_kernel_do() -> None:
+    decision = decide([BASE, fused(tensor_equal=False, **speed(3.0))])
+    assert decision.rows[1].judgement == "not lossless"
+    assert decision.verdict == "do not enable"
+
+
+def test_uncompressed_forms_are_shown_and_never_chosen() -> None:
+    others = [row("none", integration=name, **speed(3.0)) for name in ("eager", "grouped")]
+    decision = decide([BASE, *others, row(**speed(0.5))])
+    assert decision.verdict == "do not enable"
+    assert [r.judgement for r in decision.rows] == [None, *["not compressed"] * 2, "too slow"]
+    with pytest.raises(ValueError, match="nothing to decide"):
+        decide([BASE, *others])
+
+
 def test_what_saves_nothing_does_not_qualify() -> None:
     decision = decide([BASE, row(kv_stored_bytes=RAW, **speed(1.5))])
     assert decision.verdict == "do not enable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from gaac_lab import memory, memory_probe
-from gaac_lab.configuration import BASELINE, Configuration
+from gaac_lab.configuration import BASELINE, EAGER, GROUPED, Configuration
 from gaac_lab.measure import Failure
 from gaac_lab.memory_probe import MemoryJob
 
@@ -67,6 +68,48 @@ def test_a_request_holds_its_kv_and_a_packed_one_holds_less(
     assert small["decode_peak_bytes"] < plain["decode_peak_bytes"]
     # The order of the requests must not matter.
     assert abs(again["peak_bytes"] - plain["peak_bytes"]) < 4 * MIB
+
+
+@pytest.mark.usefixtures("default_model_path")
+def test_pages_read_in_place_peak_below_every_uncompressed_form(
+    default_model: tuple[Any, Any],
+) -> None:
+    model, tokenizer = default_model
+    fused = Configuration(level=1, block_tokens=64, integration="fused")
+    forms = [BASELINE, EAGER, GROUPED, fused]
+    jobs = [MemoryJob(configuration=one, prompt="long_document", tokens=512) for one in forms]
+    results = memory_probe.measure(jobs, model=model, tokenizer=tokenizer, name="default")
+    decode = []
+    for result in results:
+        assert not isinstance(result, Failure), result
+        decode.append(result["decode_peak_bytes"])
+    *others, in_place = decode
+    assert in_place < 0.8 * min(others)
+    assert decode[1] > decode[0]  # eager attention repeats K and V, a layer at a time
+
+
+@pytest.mark.usefixtures("default_model_path")
+def test_a_prompt_is_read_in_chunks_where_a_job_asks_for_it(
+    default_model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = default_model
+    lengths = []
+    forward = type(model).forward
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(kwargs["input_ids"].shape[1])
+        return forward(self, *args, **kwargs)
+
+    functools.update_wrapper(counting, forward)  # its signature tells how a cache is passed
+    monkeypatch.setattr(type(model), "forward", counting)
+    fused = Configuration(level=1, block_tokens=16, integration="fused")
+    job = MemoryJob(
+        configuration=fused, prompt="long_document", tokens=100, prefill_chunk=32, new_tokens=2
+    )
+    record = memory_probe._run(job, model, tokenizer)
+    assert not isinstance(record, Failure)
+    assert lengths[-6:] == [32, 32, 32, 4, 1, 1]
+    assert record["kv_raw_bytes"] == 2 * 30 * 3 * 64 * 2 * 102
 
 
 def test_a_worker_that_dies_becomes_a_reason_and_the_rest_go_on(

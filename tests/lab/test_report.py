@@ -75,6 +75,26 @@ def test_the_tiles_speak_of_the_row_that_the_reason_names(tmp_path: Path) -> Non
     assert "40.0% saved" in html
 
 
+def test_what_another_kernel_does_to_logits_is_told_beside_eager_s(tmp_path: Path) -> None:
+    in_place = row(
+        integration="fused", logit_max_abs_diff=0.5, eager_logit_max_abs_diff=0.375,
+        tokens_equal=False,
+    )  # fmt: skip
+    run = finished_run(tmp_path, [BASE, in_place])
+    run.note("gain", "So much is kernel, and so much is compression.")
+    run.finish()
+    report.write(tmp_path)
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert "beside the same kernel on raw KV" in text
+        assert (
+            "differ by 0.5 (transformers&#39; eager kernel: 0.38), ids equal: NO"
+            in text.replace("transformers'", "transformers&#39;")
+        )
+        assert "0.5 (eager: 0.38)" in text
+        assert text.index("So much is kernel") < text.index("what was found".capitalize())
+
+
 def test_a_dash_stands_for_what_was_not_measured() -> None:
     absent = row(
         status="out_of_memory", reason="out of memory", kv_stored_bytes=None, ratio_low=None,
@@ -115,8 +135,7 @@ FIGURES = {
     "pareto": lambda: figures.pareto([BASE, row()], min_throughput=0.95),
     "heatmap": lambda: figures.heatmap([BASE, row()]),
     "time_split": lambda: figures.time_split(
-        frame(label=["x"], rest_s=[1.0], attention_s=[1.0], cache_s=[1.0], unpack_s=[1.0],
-              pack_s=[0.0])
+        frame(label=["x"], rest_s=[1.0], attention_s=[1.0], cache_s=[1.0], unpack_s=[1.0])
     ),
     "batches": lambda: figures.batches(
         frame(label=["uncompressed", "x"], batch=[1, 1], ratio_to_baseline=[1.0, 0.5],

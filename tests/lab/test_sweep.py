@@ -6,14 +6,17 @@ import pytest
 from pydantic import ValidationError
 
 from gaac_lab import bandwidth, codec_speed, sweep
-from gaac_lab.configuration import BASELINE, Configuration
+from gaac_lab.configuration import BASELINE, EAGER, GROUPED, Configuration
 
-REFERENCE = Configuration(level=1, block_tokens=256)
+REFERENCE = Configuration(level=1, block_tokens=256, integration="fused")
+WINDOW = {"window": 16}
+MATERIALISED = Configuration(level=1, block_tokens=256)
 
 
 def test_one_variable_changes_at_a_time() -> None:
     points = sweep.points(
         REFERENCE,
+        integrations=["fused", "materialise"],
         block_sizes=[128, 256],
         levels=[1, 3],
         scopes=["kv", "k"],
@@ -21,20 +24,31 @@ def test_one_variable_changes_at_a_time() -> None:
         peers=["zstd"],
     )
     assert [variable for variable, _ in points] == [
-        "baseline", "reference", "block_tokens", "level", "scope", "window", "codec",
+        "baseline", "reference", "integration", "block_tokens", "level", "scope", "window", "codec",
     ]  # fmt: skip
     assert points[0][1] == BASELINE
     reference = REFERENCE.model_dump()
-    for variable, configuration in points[2:6]:
+    for variable, configuration in points[2:7]:
         changed = {k for k, v in configuration.model_dump().items() if v != reference[k]}
         assert changed == {variable}
+    assert points[2][1] == MATERIALISED
+    # A peer cannot be read in place: one more change, the materialised point is its neighbour.
+    peer = {"codec": "zstd", "level": None, "integration": "materialise"}
+    assert points[7][1].model_dump() == {**reference, **peer}
 
 
 def test_labels_are_unique() -> None:
     points = sweep.points(
-        REFERENCE, block_sizes=[64], levels=[0, 3], scopes=["k", "v"], windows=[8], peers=["lz4"]
+        REFERENCE,
+        integrations=["materialise"],
+        block_sizes=[64],
+        levels=[0, 3],
+        scopes=["k", "v"],
+        windows=[8],
+        peers=["lz4"],
     )
     labels = [configuration.label for _, configuration in points]
+    labels += [EAGER.label, GROUPED.label, REFERENCE.raw_twin.model_copy(update=WINDOW).label]
     assert len(set(labels)) == len(labels)
 
 
@@ -47,6 +61,12 @@ def test_labels_are_unique() -> None:
         {"scope": "q"},
         {"window": -1},
         {"block_tokens": 0},
+        {"integration": "none"},
+        {"integration": "grouped"},
+        {"integration": "paged"},
+        {"codec": "none", "level": None, "integration": "fused"},
+        {"codec": "none", "level": None, "integration": "materialise"},
+        {"codec": "zstd", "level": None, "integration": "fused"},
     ],
 )
 def test_a_configuration_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
@@ -54,9 +74,33 @@ def test_a_configuration_that_means_nothing_is_refused(wrong: dict[str, object])
         Configuration(**wrong)  # type: ignore[arg-type]
 
 
+def test_a_peer_cannot_be_read_in_place_and_the_sentence_says_so() -> None:
+    with pytest.raises(ValidationError, match=r"'zstd'.*gaac's pages only; choose materialise"):
+        Configuration(codec="zstd", level=None, integration="fused")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "twin"),
+    [
+        (BASELINE, BASELINE),
+        (MATERIALISED, BASELINE),
+        (Configuration(codec="zstd", level=None), BASELINE),
+        (REFERENCE, Configuration(level=0, integration="fused")),
+        (EAGER, EAGER),
+        (GROUPED, GROUPED),
+    ],
+    ids=lambda one: one.label,
+)
+def test_bits_are_compared_under_the_same_attention(
+    configuration: Configuration, twin: Configuration
+) -> None:
+    assert configuration.raw_twin == twin
+    assert configuration.keeps_attention == (twin == BASELINE)
+
+
 def test_traffic_counts_what_each_way_moves() -> None:
     plain = bandwidth.traffic(BASELINE, 100, 100)
-    packed = bandwidth.traffic(REFERENCE, 100, 70)
+    packed = bandwidth.traffic(MATERIALISED, 100, 70)
     assert (plain.read_bytes, plain.written_bytes) == (200, 100)
     assert (packed.read_bytes, packed.written_bytes) == (170, 100)
     assert bandwidth.ideal(70).floor_s(7e-9) == pytest.approx(10.0)
