@@ -1,4 +1,4 @@
-"""Level 1 on a CUDA device: is it right there, and how fast is it?
+"""Level 1 and decode attention on a CUDA device: are they right there, and how fast are they?
 
     python benchmarks/gpu_check.py [--interpret] [--rounds 30]
 
@@ -9,6 +9,11 @@ device, beside a copy of the same bytes on the device, taking turns; encoding in
 for the host. Median over the rounds, half the distance of the quartiles, and their number. No
 transfer is counted.
 
+Attention is right if on pages of several shapes it gives what torch gives in float32, within the
+rounding of its dtype, and on raw pages the same bits as on packed ones. It is timed on both, beside
+torch's flash attention on plain tensors (SDPA), as captured graphs: no launch by the host is in it.
+Its GB/s count uncompressed bytes, too: "share" of those are the bytes that it has to read.
+
 The last line is one JSON document. Exit status: 0 if all is right, 1 if something is wrong, 2 if
 there is no CUDA device or no Triton. --interpret checks what is right, not how fast it is, on the
 CPU under Triton's interpreter, with smaller tensors.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -27,13 +33,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from types import ModuleType
+from itertools import product
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 import gaac
+from gaac.attention import Page, Pages, PageTable
+from gaac.kernels import attention_blocks
 from gaac.kernels.device import packed_on_device
 from gaac.levels.base import FORMATS, Hints, WordFormat
 from gaac.levels.packed import Packed
@@ -44,6 +55,17 @@ SPECIAL = (0x0000, 0x8000, 0x0001, 0x7F80, 0xFF80, 0x7FC1, 0x7C00, 0xFC00, 0x7E0
 BLOCK_ROWS = 256
 SIZES = {"8 blocks": 8, "4096 blocks": 4096}  # of 256 rows of 128 values: 512 KiB and 256 MiB
 WARM_UPS = 3
+
+HEADS = {  # query heads, KV heads, head_dim
+    "9q/3kv/64": (9, 3, 64),
+    "4q/4kv/80": (4, 4, 80),
+    "32q/8kv/128": (32, 8, 128),
+    "8q/1kv/256": (8, 1, 256),
+}
+PAGE_TOKENS = 256
+TIMED_HEADS = ("32q/8kv/128", "8q/1kv/256")
+TIMED_TOKENS = (8192, 32768, 131072)
+TIMED_BATCHES = (1, 4)
 
 
 @dataclass(frozen=True)
@@ -57,7 +79,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Figure:
-    """What one operation reached on one size, over `rounds` rounds, in GB/s of raw bytes."""
+    """What one operation reached on one size, over `rounds` rounds, in GB/s of raw bytes.
+
+    raw_bytes: how many these are. share: how many attention reads for each of them.
+    """
 
     operation: str
     size: str
@@ -65,6 +90,8 @@ class Figure:
     median_gb_per_s: float
     half_quartile_distance_gb_per_s: float
     rounds: int
+    raw_bytes: int
+    share: float = 1.0
 
 
 def main() -> int:
@@ -79,7 +106,7 @@ def main() -> int:
         print("gpu_check needs a CUDA device, and torch sees none here.", file=sys.stderr)
         return 2
     try:
-        from gaac.kernels import packed_triton
+        from gaac.kernels import attention_triton, packed_triton
     except ImportError as error:
         print(f"gpu_check needs Triton, which cannot be imported: {error}", file=sys.stderr)
         return 2
@@ -89,13 +116,18 @@ def main() -> int:
     problems = [problem for case in chosen for problem in check(case, packed_triton, device)]
     problems += check_refusals(chosen[0], packed_triton, device)
     problems += check_public(device)
-    figures = [] if options.interpret else list(measure(packed_triton, device, options.rounds))
+    problems += check_attention(attention_triton, device, small=options.interpret)
+    figures: list[Figure] = []
+    if not options.interpret:
+        figures += measure(packed_triton, device, options.rounds)
+        figures += measure_attention(attention_triton, device, options.rounds)
     for problem in problems:
         print(f"WRONG: {problem}")
     for figure in figures:
         print(
-            f"{figure.dtype:>9} {figure.size:>12} {figure.operation:>7} "
+            f"{figure.dtype:>9} {figure.size:>24} {figure.operation:>7} "
             f"{figure.median_gb_per_s:8.1f} ± {figure.half_quartile_distance_gb_per_s:.1f} GB/s"
+            f"{figure.raw_bytes / figure.median_gb_per_s / 1e3:10.1f} us"
         )
     print(json.dumps(report(device, len(chosen), problems, figures)))
     return 1 if problems else 0
@@ -172,6 +204,120 @@ def check_public(device: torch.device) -> Iterator[str]:
                     yield f"gaac.decode to {name}a {dtype} tensor: values differ"
 
 
+def check_attention(kernels: ModuleType, device: torch.device, *, small: bool) -> Iterator[str]:
+    """What is wrong with attention, with and without what changes its scores."""
+    tokens = 300 if small else 5000
+    for name in list(HEADS)[: 1 if small else None]:
+        query_heads, kv_heads, head_dim = HEADS[name]
+        bias = torch.zeros((2, tokens), device=device)
+        bias[1, : tokens // 2] = -math.inf
+        sinks = torch.linspace(-1, 1, query_heads, device=device)
+        for dtype in (torch.bfloat16, torch.float16):
+            q = torch.randn((2, query_heads, head_dim), device=device).to(dtype)
+            k, v = (kv((2, kv_heads, tokens, head_dim), dtype, device) for _ in range(2))
+            for page_tokens, options in (
+                (PAGE_TOKENS, (head_dim**-0.5, None, None, None)),
+                (100, (0.1, 5.0, sinks, bias)),
+            ):
+                if found := problem_of_attention(kernels, q, k, v, page_tokens, options):
+                    yield f"attention {name} {dtype}, pages of {page_tokens} tokens: {found}"
+
+
+def problem_of_attention(
+    kernels: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_tokens: int,
+    options: tuple[Any, ...],
+) -> str | None:
+    """What is wrong on pages of these keys and values, if anything is."""
+    raw, packed = (
+        kernels.attend(q, *(pages(part, page_tokens, level) for part in (k, v)), *options)
+        for level in (0, 1)
+    )
+    if raw is None or packed is None:
+        return "the kernel does not read them"
+    if not torch.equal(raw, packed):
+        return "raw and packed pages give different bits"
+    # Rounding takes its share of the result; what is lost before, one of the mean of |v|.
+    keys, values, sizes = (Pages(PageTable(()), part) for part in (k, v, v.abs()))
+    right = attention_blocks.attend(q.float(), keys, values, *options)
+    size = attention_blocks.attend(q.float(), keys, sizes, *options)
+    error = (packed - right).abs()
+    if not bool((error <= torch.finfo(q.dtype).eps * right.abs() + 2**-13 * size).all()):
+        return f"an error of {float(error.max()):.3g}"
+    return None
+
+
+def kv(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Values with a scale for each channel, as keys and values have them."""
+    scale = torch.exp2(torch.randn(shape[-1], device=device))
+    return torch.randn(shape, device=device, dtype=dtype).mul_(scale)
+
+
+def pages(value: torch.Tensor, page_tokens: int, level: int) -> Pages:
+    """Pages of [batch, kv_heads, tokens, head_dim], and what does not fill one as the tail."""
+    full = value.shape[2] // page_tokens * page_tokens
+    rows = []
+    for row in value:
+        parts = row[None, :, :full].split(page_tokens, dim=2)
+        blobs = (gaac.encode(part, level=level) for part in parts)
+        rows.append(tuple(Page.of(blob).to(value.device) for blob in blobs))
+    return Pages(PageTable(tuple(rows)), value[:, :, full:])
+
+
+def measure_attention(kernels: ModuleType, device: torch.device, rounds: int) -> Iterator[Figure]:
+    """Time attention on packed pages, on raw ones and on plain tensors, in turns."""
+    for name in TIMED_HEADS:
+        query_heads, kv_heads, head_dim = HEADS[name]
+        options = (head_dim**-0.5, None, None, None)
+        shape = (max(TIMED_BATCHES), kv_heads, max(TIMED_TOKENS), head_dim)
+        k, v = (kv(shape, torch.bfloat16, device) for _ in range(2))
+        paged = {
+            form: [pages(part, PAGE_TOKENS, level) for part in (k, v)]
+            for form, level in (("packed", 1), ("raw", 0))
+        }
+        for tokens, batch in product(TIMED_TOKENS, TIMED_BATCHES):
+            q = torch.randn((batch, query_heads, head_dim), device=device).to(k.dtype)
+            plain = [part[:batch, :, :tokens].contiguous() for part in (k, v)]
+            raw_bytes = sum(part.nbytes for part in plain)
+            operations, shares = {"SDPA": graphed(partial(flash, q, *plain))}, {}
+            for form, both in paged.items():
+                chosen = [first(one, batch, tokens) for one in both]
+                payloads = [p.payload for one in chosen for row in one.table.rows for p in row]
+                shares[form] = round(sum(map(torch.numel, payloads)) / raw_bytes, 4)
+                operations[form] = graphed(partial(kernels.attend, q, *chosen, *options))
+            size = f"{name} {batch}x{tokens}"
+            yield from alternate(operations, raw_bytes, rounds, size, "bfloat16", shares)
+
+
+def first(whole: Pages, batch: int, tokens: int) -> Pages:
+    """The first tokens, in whole pages, of the first batch rows."""
+    rows = tuple(row[: tokens // PAGE_TOKENS] for row in whole.table.rows[:batch])
+    return Pages(PageTable(rows), whole.tail[:batch, :, :0])
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """torch's flash attention of one new token."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)
+
+
+def graphed(operation: Callable[[], Any]) -> Callable[[], Any]:
+    """The operation's work on the device alone, without the host's part in it."""
+    operation()  # compiles what has to be
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        operation()
+
+    def replay(_kept: Callable[[], Any] = operation) -> None:  # its tensors are those of the graph
+        graph.replay()
+
+    return replay
+
+
 def measure(kernels: ModuleType, device: torch.device, rounds: int) -> Iterator[Figure]:
     """Time encoding, decoding and a copy of the same bytes, one after the other in each round."""
     for size, blocks in SIZES.items():
@@ -193,20 +339,26 @@ def measure(kernels: ModuleType, device: torch.device, rounds: int) -> Iterator[
 
 
 def alternate(
-    operations: Mapping[str, Callable[[], Any]], raw_bytes: int, rounds: int, size: str, dtype: str
+    operations: Mapping[str, Callable[[], Any]],
+    raw_bytes: int,
+    rounds: int,
+    size: str,
+    dtype: str,
+    shares: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[Figure]:
     """The figures of operations that take turns, the first to go changing from round to round."""
     speeds: dict[str, list[float]] = {name: [] for name in operations}
     names = list(operations)
     for number in range(WARM_UPS + rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
             time_s = elapsed_s(operations[name])
             if number >= WARM_UPS:
                 speeds[name].append(raw_bytes / time_s / 1e9)
     for name, reached in speeds.items():
-        low, median, high = statistics.quantiles(reached, n=4)
-        yield Figure(name, size, dtype, round(median, 2), round((high - low) / 2, 2), rounds)
+        low, median, high = (round(part, 2) for part in statistics.quantiles(reached, n=4))
+        spread = round((high - low) / 2, 2)
+        yield Figure(name, size, dtype, median, spread, rounds, raw_bytes, shares.get(name, 1.0))
 
 
 def elapsed_s(operation: Callable[[], Any]) -> float:
@@ -226,7 +378,7 @@ def report(
     """All of it, for the JSON line."""
     interpreted = device.type == "cpu"
     return {
-        "check": "gaac level 1 on a device",
+        "check": "gaac level 1 and decode attention on a device",
         "ok": not problems,
         "device": platform.machine() if interpreted else torch.cuda.get_device_name(device),
         "interpreted": interpreted,
