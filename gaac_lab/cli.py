@@ -114,32 +114,58 @@ def budget(
     seq_len: Annotated[int, typer.Option(min=0, help="Tokens in each sequence.")] = 32_768,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     dtype: Annotated[str, typer.Option(help="Type of the cache's values.")] = "bfloat16",
+    encoder_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens of the other sequence, in a model with cross-attention.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Say how many tokens fit into this much memory, such as 24GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Replace a field of the config (num_key_value_heads=8; null: as if it were not "
+            "there). May be repeated.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text.")
     ] = False,
 ) -> None:
     """How much memory the KV cache of a model takes, from its config alone."""
-    from gaac_lab import records
-    from gaac_lab.budget import UnsupportedConfig, format_bytes, kv_budget
+    from gaac_lab import budget_text, records
+    from gaac_lab.budget import UnsupportedConfig, kv_budget, tokens_that_fit
 
+    options: dict[str, Any] = {"batch": batch, "dtype": dtype, "encoder_tokens": encoder_tokens}
     try:
-        found = kv_budget(_config(config_or_model), seq_len=seq_len, batch=batch, dtype=dtype)
+        path, options["overrides"] = _config(config_or_model), _fields(field or [])
+        found = kv_budget(path, seq_len=seq_len, **options)
+        room = None if memory is None else budget_text.parse_bytes(memory)
+        fit = None if room is None else tokens_that_fit(path, room, **options)
     except (UnsupportedConfig, ValueError, OSError) as error:
         raise RequestError(str(error)) from error
     if as_json:
-        typer.echo(records.dump(records.to_plain(found) | {"total_gib": found.total_gib}))
+        more = {} if room is None else {"memory_bytes": room, "tokens_that_fit": fit}
+        plain = records.to_plain(found) | {"total_gib": found.total_gib} | more
+        typer.echo(records.dump(plain))
         return
-    typer.echo(
-        f"{format_bytes(found.total_bytes)} for {batch} x {seq_len:,} tokens in {found.dtype}"
-    )
-    typer.echo(f"{found.layers_with_kv} of {found.layers} layers hold KV")
-    typer.echo(f"{found.bytes_per_token:,} bytes for each further token of a sequence")
-    if found.bytes_per_token_below_window != found.bytes_per_token:
-        below = found.bytes_per_token_below_window
-        typer.echo(f"{below:,} bytes while it is shorter than the layers' windows")
-    typer.echo(found.explanation)
-    for note in found.notes:
-        typer.echo(f"note: {note}")
+    from rich.console import Console
+
+    from gaac_lab import budget_table
+
+    console = Console(soft_wrap=True, highlight=False)
+    budget_table.show(console, found)
+    if room is not None:
+        console.print(budget_table.fitting(room, fit, batch), markup=False)
 
 
 @app.command()
@@ -230,6 +256,22 @@ def _config(name: str) -> Path:
     if path.suffix == ".json":
         return path
     return models.config_file(name)
+
+
+def _fields(settings: list[str]) -> dict[str, Any]:
+    """What --field replaces: NAME=VALUE, the value in YAML."""
+    import yaml
+
+    replaced = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not name or not equals:
+            raise RequestError(f"--field {setting}: give NAME=VALUE, such as head_dim=128.")
+        try:
+            replaced[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RequestError(f"--field {setting}: {text!r} is not YAML.") from error
+    return replaced
 
 
 def _stop(message: str, status: int) -> NoReturn:

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from gaac_lab import cli, runs
+from gaac_lab.paths import data_dir
 from tests.lab.workspace import PRESET_WITHOUT_VALUES, clean_environment, is_alive, make_home
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -187,19 +188,57 @@ def test_budget_of_a_config(config: Path) -> None:
     """32 layers x 8 KV heads x 2 x 128 x 2 bytes: 131,072 bytes a token, 4 GiB at 32K tokens."""
     answer = call("budget", config, "--seq-len", "32768", "--batch", "4")
     assert (answer.returncode, answer.stderr) == (DONE, "")
-    lines = answer.stdout.splitlines()
-    assert lines[0].startswith("16.00 GiB (17.18 GB) for 4 x 32,768 tokens")
-    assert "32 of 32 layers hold KV" in lines
-    assert "131,072 bytes for each further token of a sequence" in lines
+    said = [" ".join(line.split()) for line in answer.stdout.splitlines()]
+    assert "KV cache 16.00 GiB (17.18 GB) for 4 x 32,768 tokens in bfloat16" in said
+    assert "layers 32 of 32 layers hold KV" in said
+    assert "each further token 131,072 bytes a sequence" in said
+    assert not any("fixed state" in line or "transformers" in line for line in said)
+
+
+def test_budget_says_what_is_special(tmp_path: Path) -> None:
+    """A window, a fixed state, shared layers, what transformers keeps, what fits."""
+    gemma = call("budget", data_dir() / "model_configs" / "gemma-3n-e2b-it.json")
+    assert "20 of 30 layers hold KV, 10 read another's" in gemma.stdout
+    assert "the 16 layers with a window stop at 16.00 MiB" in gemma.stdout
+    assert "transformers keeps" in gemma.stdout
+    mla = call("budget", data_dir() / "model_configs" / "deepseek-v3.json", "--memory", "80GiB")
+    assert "if K and V per head" in mla.stdout
+    assert "transformers keeps" in mla.stdout
+    fitting = 80 * 2**30 // 70_272
+    assert f"80.00 GiB (85.90 GB) for the cache alone: {fitting:,} tokens fit" in mla.stdout
+    hybrid = call("budget", data_dir() / "model_configs" / "qwen3-next-80b-a3b-instruct.json")
+    assert "12 of 48 layers hold KV, 36 keep a fixed state" in hybrid.stdout
+    assert "together" in hybrid.stdout
+    t5 = call("budget", data_dir() / "model_configs" / "t5-small.json", "--encoder-tokens", "40")
+    assert "480.00 KiB (491.52 kB) for 40 tokens" in t5.stdout
 
 
 def test_budget_as_json_is_nothing_but_json(config: Path) -> None:
-    answer = call("budget", config.parent, "--json", "--dtype", "float16")
+    answer = call("budget", config.parent, "--json", "--dtype", "float16", "--memory", "8GiB")
     assert (answer.returncode, answer.stderr) == (DONE, "")
     found = json.loads(answer.stdout)
     assert found["total_gib"] == 4.0
-    assert found["bytes_per_token"] == 131_072
+    assert found["bytes_per_token"] == found["bytes_per_token_below_window"] == 131_072
+    assert found["total_bytes"] == found["total_bytes_transformers"] == 2**32
+    assert found["fixed_state_bytes"] == 0
     assert (found["layers"], found["layers_with_kv"]) == (32, 32)
+    assert "4.00 GiB" in found["explanation"]
+    assert found["tokens_that_fit"] == 65_536
+
+
+def test_budget_takes_fields_by_hand(config: Path) -> None:
+    config.write_text(json.dumps(LLAMA | {"kv_lora_rank": 512}))
+    refused = call("budget", config, "--json")
+    assert (refused.returncode, refused.stdout) == (WRONG, "")
+    assert "kv_lora_rank is set" in refused.stderr
+    assert "--field kv_lora_rank=VALUE" in refused.stderr
+    by_hand = ["--field", "kv_lora_rank=null", "--field", "num_key_value_heads=4"]
+    answer = call("budget", config, "--json", *by_hand)
+    assert json.loads(answer.stdout)["bytes_per_token"] == 65_536
+    for setting in ("head_dim", "=8", "head_dim=[1"):
+        wrong = call("budget", config, "--field", setting)
+        assert (wrong.returncode, wrong.stdout) == (WRONG, "")
+        assert wrong.stderr.startswith(f"gaac-lab: --field {setting}: ")
 
 
 def test_budget_refuses_what_it_does_not_understand(tmp_path: Path, config: Path) -> None:
@@ -207,6 +246,7 @@ def test_budget_refuses_what_it_does_not_understand(tmp_path: Path, config: Path
         [tmp_path / "none.json"],
         [config, "--dtype", "int3"],
         [config, "--seq-len", "-1"],
+        [config, "--memory", "24 gigs"],
     ):
         answer = call("budget", *arguments, "--json")
         assert (answer.returncode, answer.stdout) == (WRONG, "")

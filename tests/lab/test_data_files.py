@@ -39,10 +39,11 @@ def test_a_model_config_names_its_source_and_what_to_expect(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     record = config["_about"]
     assert set(record) == {
-        "name", "kind", "source", "notes", "expected", "max_context_tokens",
-        "wrong_bytes_per_token",
+        "name", "parameters_billion", "kind", "source", "notes", "expected",
+        "max_context_tokens", "wrong_bytes_per_token",
     }  # fmt: skip
     assert record["source"]
+    assert record["parameters_billion"] is None or record["parameters_billion"] > 0
     assert config["model_type"]
     expected = record["expected"]
     assert 0 <= expected["bytes_per_token"] <= expected["bytes_per_token_below_window"]
