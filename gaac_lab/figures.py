@@ -1,84 +1,27 @@
-"""Every figure of the workbook: plain functions from records to a matplotlib Figure.
+"""The figures of the measurements: plain functions from records to a matplotlib Figure.
 
-One style, readable when printed in grey: labelled axes with units, no colour without a second cue.
+Axes are labelled, with units. The figures of the budget and of the routes are in budget_figures and
+route_figures.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gaac_lab.decision import Row
-
-GIB = 2**30
-MIB = 2**20
-INK, BLUE, ORANGE, GREY = "#1b1f24", "#2563a8", "#c8641b", "#8b949e"
-_STYLE: dict[str, Any] = {
-    "figure.dpi": 110,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e3e6ea",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
+from gaac_lab.figure_style import BLUE, GREY, INK, MIB, ORANGE, PALE, new_figure, styled
 
 
-P = ParamSpec("P")
-
-
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draws in this module's style, and leaves the reader's own settings alone."""
-
-    @functools.wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with plt.rc_context(_STYLE):
-            return draw(*args, **kwargs)
-
-    return styled
-
-
-def _figure(width: float = 7.2, height: float = 3.8, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure outside pyplot's registry, so that a notebook shows it once, where it is named."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
-
-
-@_styled
-def kv_growth(
-    lengths: Sequence[int], kv_bytes: Sequence[int], weights: int, *, title: str
-) -> Figure:
-    """KV bytes against the weights as the context grows."""
-    figure, (axes,) = _figure()
-    axes.plot(lengths, np.asarray(kv_bytes) / GIB, color=BLUE, marker="o", label="KV cache")
-    axes.axhline(weights / GIB, color=ORANGE, linestyle="--", label="weights")
-    axes.set(xscale="log", yscale="log", xlabel="context (tokens)", ylabel="memory (GiB)")
-    axes.set_xticks(lengths, [f"{length // 1024}K" for length in lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title(title)
-    axes.legend()
-    return figure
-
-
-@_styled
+@styled
 def entropy_floor(floors: pd.DataFrame) -> Figure:
     """Bits per value by field, beside the 16 bits that a value takes raw. Columns: name, sign_bits,
     exponent_bits, mantissa_bits, ratio."""
-    figure, (axes,) = _figure(height=0.6 * len(floors) + 1.6)
+    figure, (axes,) = new_figure(height=0.6 * len(floors) + 1.6)
     left = np.zeros(len(floors))
     parts = [("sign", GREY, ""), ("exponent", BLUE, "//"), ("mantissa", ORANGE, "")]
     for part, colour, hatch in parts:
@@ -96,11 +39,11 @@ def entropy_floor(floors: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def baseline(records: pd.DataFrame) -> Figure:
     """TTFT, decode speed and memory against prompt length; only lengths that were measured."""
     done = records[records["status"] == "measured"]
-    figure, (ttft, speed, memory) = _figure(width=10, height=3.3, columns=3)
+    figure, (ttft, speed, memory) = new_figure(width=10, height=3.3, columns=3)
     _with_spread(ttft, done, "ttft_s", BLUE)
     ttft.set(title="Time to first token", xlabel="prompt (tokens)", ylabel="TTFT (s)")
     _with_spread(speed, done, "decode_tok_s", BLUE)
@@ -122,11 +65,11 @@ def _with_spread(axes: Axes, frame: pd.DataFrame, column: str, colour: str) -> N
     axes.errorbar(frame["tokens"], middle, yerr=errors, color=colour, marker="o", capsize=3)
 
 
-@_styled
+@styled
 def layer_bytes(records: pd.DataFrame) -> Figure:
     """Raw and held bytes of each layer. Columns: layer, raw_bytes, stored_bytes."""
-    figure, (axes,) = _figure()
-    axes.bar(records["layer"], records["raw_bytes"] / MIB, color="#d5d9de", label="raw")
+    figure, (axes,) = new_figure()
+    axes.bar(records["layer"], records["raw_bytes"] / MIB, color=PALE, label="raw")
     held = records["stored_bytes"] / MIB
     axes.bar(records["layer"], held, color=BLUE, width=0.5, label="held")
     axes.set(xlabel="layer", ylabel="K and V (MiB)", title="Bytes before and after, layer by layer")
@@ -134,11 +77,11 @@ def layer_bytes(records: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def layer_ratios(records: pd.DataFrame) -> Figure:
     """Ratio of K and of V in each layer beside its entropy floor. Columns: layer, part, ratio,
     floor_ratio."""
-    figure, (axes,) = _figure(width=8.4)
+    figure, (axes,) = new_figure(width=8.4)
     for part, colour, marker in (("k", BLUE, "o"), ("v", ORANGE, "s")):
         rows, name = records[records["part"] == part], part.upper()
         axes.plot(rows["layer"], rows["ratio"], color=colour, marker=marker, label=name)
@@ -150,10 +93,10 @@ def layer_ratios(records: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def offline(records: pd.DataFrame, prefill_s: float) -> Figure:
     """Loading a document's KV against computing it. Columns: name, load_s, stored_bytes."""
-    figure, (time_axes, size_axes) = _figure(width=8.6, height=2.8, columns=2)
+    figure, (time_axes, size_axes) = new_figure(width=8.6, height=2.8, columns=2)
     names = ["prefill again", *(f"load {name}" for name in records["name"])]
     seconds = [prefill_s, *records["load_s"]]
     time_axes.barh(names, seconds, color=[GREY] + [BLUE] * len(records))
@@ -171,10 +114,10 @@ def offline(records: pd.DataFrame, prefill_s: float) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def pareto(rows: Sequence[Row], *, min_throughput: float) -> Figure:
     """KV memory saved against decode throughput; up and to the right is better."""
-    figure, (axes,) = _figure(width=8.4, height=4.6)
+    figure, (axes,) = new_figure(width=8.4, height=4.6)
     shown = [row for row in rows if row.ratio_to_baseline is not None and row.kv_raw_bytes]
     axes.axvline(1.0, color=INK, linewidth=1)
     axes.axvline(min_throughput, color=ORANGE, linestyle="--", linewidth=1)
@@ -206,7 +149,7 @@ def pareto(rows: Sequence[Row], *, min_throughput: float) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def heatmap(rows: Sequence[Row]) -> Figure:
     """Every point of the sweep by three numbers, each column shaded by its own range."""
     shown = [row for row in rows if row.ratio_to_baseline is not None and row.kv_raw_bytes]
@@ -224,7 +167,7 @@ def heatmap(rows: Sequence[Row]) -> Figure:
     low, high = table.min(axis=0), table.max(axis=0)
     shade = (table - low) / np.where(high > low, high - low, 1)
     shade[:, 2] = 1 - shade[:, 2]  # a short TTFT is good
-    figure, (axes,) = _figure(width=7.2, height=0.32 * len(shown) + 1.2)
+    figure, (axes,) = new_figure(width=7.2, height=0.32 * len(shown) + 1.2)
     axes.imshow(shade, cmap="Blues", vmin=0, vmax=1.6, aspect="auto")
     axes.set_xticks(range(3), columns)
     axes.set_yticks(range(len(shown)), [row.label for row in shown])
@@ -240,13 +183,13 @@ def _saved_percent(row: Row) -> float:
     return 100 * (row.saved_bytes or 0) / (row.kv_raw_bytes or 1)
 
 
-@_styled
+@styled
 def time_split(records: pd.DataFrame) -> Figure:
     """Stacked parts of a decode step, a bar for each way of keeping the cache."""
-    figure, (axes,) = _figure(height=0.7 * len(records) + 1.7)
+    figure, (axes,) = new_figure(height=0.7 * len(records) + 1.7)
     left = np.zeros(len(records))
     parts = [
-        ("rest_s", "weights and the rest", "#d5d9de", ""),
+        ("rest_s", "weights and the rest", PALE, ""),
         ("attention_s", "attention", BLUE, ""),
         ("cache_s", "joining the cache", GREY, "xx"),
         ("unpack_s", "unpacking blocks", ORANGE, "//"),
@@ -262,10 +205,10 @@ def time_split(records: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def batches(records: pd.DataFrame) -> Figure:
     """Throughput ratio against batch, with its interval; 1 is break-even."""
-    figure, (axes,) = _figure()
+    figure, (axes,) = new_figure()
     for label, rows in records.groupby("label", sort=False):
         middle = rows["ratio_to_baseline"]
         errors = [middle - rows["ratio_low"], rows["ratio_high"] - middle]
@@ -294,11 +237,11 @@ def batches(records: pd.DataFrame) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def step_floors(records: pd.DataFrame) -> Figure:
     """Measured step beside the least that memory allows. Columns: label, floor_ms, step_ms."""
-    figure, (axes,) = _figure(height=0.6 * len(records) + 1.6)
-    axes.barh(records["label"], records["step_ms"], color="#d5d9de", label="measured")
+    figure, (axes,) = new_figure(height=0.6 * len(records) + 1.6)
+    axes.barh(records["label"], records["step_ms"], color=PALE, label="measured")
     axes.barh(
         records["label"], records["floor_ms"], color=BLUE, height=0.4, label="floor (bandwidth)"
     )

@@ -50,11 +50,19 @@ Tokens = Annotated[int, Field(ge=16, le=1_000_000)]
 BlockTokens = Annotated[int, Field(ge=16, le=65_536)]
 Batch = Annotated[int, Field(ge=1, le=4_096)]
 Window = Annotated[int, Field(ge=0, le=1_000_000)]
+KeptTokens = Annotated[
+    int, Field(ge=64, le=1_000_000, multiple_of=64, **_words("a multiple of 64 of at least 64"))
+]
+Bits = Annotated[int, _rule(lambda bits: bits in (16, 8, 4, 2)), Field(**_words("16, 8, 4 or 2"))]
+Depth = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Level = Annotated[int, _IS_LEVEL, Field(**_words(_LEVEL_WORDS))]
 Scope = Literal["kv", "k", "v"]
 LiveIntegration = Literal["fused", "materialise"]
 Name = Annotated[str, Field(pattern=r"^\S+$", **_words("a name without spaces"))]
 Model = Annotated[str, Field(min_length=1, **_words("'default', a folder or a hub id"))]
+Memory = Annotated[
+    str, Field(min_length=1, **_words("a device of data/accelerators.csv, or a number of GiB"))
+]
 Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", **_words("auto, cpu, cuda or cuda:N"))
 ]
@@ -82,6 +90,10 @@ class Parameters(BaseModel):
     seq_len: int = _p("tokens for which the cache is computed", ge=1, le=10_000_000)
     batch: Batch = _p("sequences at once")
     entropy_tokens: int = _p("tokens over which the entropy floor is measured", ge=64, le=131_072)
+    compared_models: Annotated[list[Name], _DISTINCT] = _list(
+        "models of data/model_configs to compare", "[all] or [qwen3-8b]", "none of them twice"
+    )
+    memory: Memory = _p("memory of the device that the models are held against")
     # 02_baseline
     lengths: Annotated[list[Tokens], _INCREASING] = _list(
         "prompt lengths in tokens", "[512, 2048]", "strictly increasing"
@@ -125,6 +137,21 @@ class Parameters(BaseModel):
     batches: Annotated[list[Batch], _INCREASING] = _list(
         "batch sizes to compare", "[1, 2, 4]", "strictly increasing"
     )
+    # 07_routes
+    eval_tokens: int = _p("tokens over which the perplexity is measured", ge=16, le=131_072)
+    kept_tokens: KeptTokens = _p("tokens that a window, or another policy, keeps")
+    depths: Annotated[list[Depth], _INCREASING] = _list(
+        "where facts are planted, 0 being the beginning", "[0.1, 0.5, 0.9]", "strictly increasing"
+    )
+    facts_per_depth: int = _p("facts planted at each depth", ge=1, le=1_000)
+    bill_models: Annotated[list[Name], _DISTINCT] = _list(
+        "models of data/model_configs in the stacked bill", "[qwen3-8b]", "none of them twice"
+    )
+    bill_tokens: int = _p("length in the stacked bill, in tokens", ge=1, le=10_000_000)
+    bill_bits: Bits = _p("bits a value in the stacked bill")
+    bill_window: int = _p("window in the stacked bill, in tokens", ge=1, le=10_000_000)
+    prefix_tokens: Tokens = _p("tokens of a prefix that requests share")
+    own_tokens: Tokens = _p("tokens that each request adds to the prefix")
     # 08_decision
     min_throughput: float = _p(
         "lowest acceptable decode throughput, as a share of the baseline's",

@@ -213,6 +213,17 @@ def _check_existence(all_values: list[Values]) -> None:
         from gaac_lab import prompts
 
         _refuse_unknown("prompt", wanted, prompts.names())
+    if wanted := (listed("compared_models") | listed("bill_models")) - {"all"}:
+        from gaac_lab import model_table
+
+        _refuse_unknown("model config", wanted, model_table.names())
+    for name in given("memory"):
+        from gaac_lab import model_table
+
+        try:
+            model_table.memory_bytes(name)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
     if wanted := listed("peers"):
         from gaac_lab.peers import PEERS
 

