@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaac_lab.budget_text import dtype_name, explain, format_bytes, notes
-from gaac_lab.config_fields import UnsupportedConfig, read_config
-from gaac_lab.families import geometry
-from gaac_lab.geometry import Geometry, LayerKV, state_bytes, values, values_between_steps
-from gaac_lab.layer_kinds import LayerKind, kinds_of
+from gaac_lab.families.config_fields import UnsupportedConfig, read_config
+from gaac_lab.families.geometry import Geometry, LayerKV, state_bytes, values, values_between_steps
+from gaac_lab.families.layer_kinds import LayerKind, kinds_of
+from gaac_lab.families.table import geometry
 
 __all__ = [
     "KVBudget",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gaac_lab.geometry import Geometry, values
-from gaac_lab.layer_kinds import LayerKind
+from gaac_lab.families.geometry import Geometry, values
+from gaac_lab.families.layer_kinds import LayerKind
 
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?) ?((?P<letter>[kKMGT])(?P<binary>i)?B|B)?", re.ASCII)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gaac_lab.config_fields import read_config
+from gaac_lab.families.config_fields import read_config
 from gaac_lab.shrink import Shrunk, has_head_dim, shrink
 
 DTYPES = ("float32", "bfloat16", "float16")

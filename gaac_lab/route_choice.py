@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from gaac_lab import budget, routes, tables
-from gaac_lab.config_fields import read_config
+from gaac_lab.families.config_fields import read_config
 
 LOSSY = ("precision", "tokens")
 NOISE = 2.0  # standard errors within which a difference of the mean loss is no difference

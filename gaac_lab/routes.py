@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from gaac_lab import budget
-from gaac_lab.config_fields import read_config
+from gaac_lab.families.config_fields import read_config
 
 RAW_BITS = 16
 SCALE_BITS = 32  # a scale and a zero point of 16 bits each, once for a group of values

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from gaac_lab import budget, budget_oracle, cache_probe
-from gaac_lab.config_fields import read_config
+from gaac_lab.families.config_fields import read_config
 
 HELD = "formula, as transformers"
 COUNTED = ["bytes_per_token", "bytes_per_token_below_window", "total_bytes", "layers_with_kv"]

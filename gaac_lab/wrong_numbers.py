@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from gaac_lab import budget, model_table
-from gaac_lab.config_fields import text_part
+from gaac_lab.families.config_fields import text_part
 
 VALUE_BYTES = 2  # bf16 or fp16
 

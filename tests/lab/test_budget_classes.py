@@ -12,7 +12,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from gaac_lab.budget import KVBudget, UnsupportedConfig, kv_budget
-from gaac_lab.families import FAMILIES, geometry
+from gaac_lab.families.table import FAMILIES, geometry
 
 # Families of remote code only, or of names that transformers does not have.
 WITHOUT_CLASS = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gaac_lab.budget import UnsupportedConfig, kv_budget
-from gaac_lab.config_fields import OTHER_CACHES
-from gaac_lab.family_names import NOT_COUNTED, TEXT_TYPES
+from gaac_lab.families.config_fields import OTHER_CACHES
+from gaac_lab.families.family_names import NOT_COUNTED, TEXT_TYPES
 from tests.lab.published import CONFIGS
 
 BARE = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}

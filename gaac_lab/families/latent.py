@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import Geometry, LayerKV
-from gaac_lab.layer_rules import HEADS, KV_HEADS, LAYERS, WIDTH
-from gaac_lab.plain_layers import Family, context
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import Geometry, LayerKV
+from gaac_lab.families.layer_rules import HEADS, KV_HEADS, LAYERS, WIDTH
+from gaac_lab.families.plain_layers import Family, context
 
 
 @dataclass(frozen=True)

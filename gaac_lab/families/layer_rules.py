@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gaac_lab.config_fields import ABSENT, Fields
+from gaac_lab.families.config_fields import ABSENT, Fields
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")

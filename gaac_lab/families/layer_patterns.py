@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gaac_lab.config_fields import ABSENT, Fields
+from gaac_lab.families.config_fields import ABSENT, Fields
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 CONV, HYBRID = "conv", "hybrid"

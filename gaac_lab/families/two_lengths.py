@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import Geometry, LayerKV
-from gaac_lab.layer_rules import HEADS, LAYERS, WIDTH, common
-from gaac_lab.plain_layers import Family, context, heads
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import Geometry, LayerKV
+from gaac_lab.families.layer_rules import HEADS, LAYERS, WIDTH, common
+from gaac_lab.families.plain_layers import Family, context, heads
 
 DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 DECODER_HEADS = ("decoder_attention_heads", "num_decoder_attention_heads")

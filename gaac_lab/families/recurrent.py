@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gaac_lab import states
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import Geometry, State
-from gaac_lab.latent import Latent, note_prediction
-from gaac_lab.layer_patterns import CONV, FULL, HYBRID, LINEAR, SLIDING, Kinds
-from gaac_lab.layer_rules import HEADS, LAYERS, WIDTH, KVHeads, common, widths
-from gaac_lab.plain_layers import Family, Heads, context, heads, of_one_width
+from gaac_lab.families import states
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import Geometry, State
+from gaac_lab.families.latent import Latent, note_prediction
+from gaac_lab.families.layer_patterns import CONV, FULL, HYBRID, LINEAR, SLIDING, Kinds
+from gaac_lab.families.layer_rules import HEADS, LAYERS, WIDTH, KVHeads, common, widths
+from gaac_lab.families.plain_layers import Family, Heads, context, heads, of_one_width
 
 WITH_STATE = {LINEAR, CONV, HYBRID}
 WITHOUT_CACHE = {"moe", "mlp"}

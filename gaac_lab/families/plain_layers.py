@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import Geometry, LayerKV
-from gaac_lab.layer_rules import (
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import Geometry, LayerKV
+from gaac_lab.families.layer_rules import (
     CONTEXT,
     HEAD_DIM,
     HEADS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import Geometry, LayerKV
-from gaac_lab.layer_rules import (
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import Geometry, LayerKV
+from gaac_lab.families.layer_rules import (
     HEADS,
     LAYERS,
     common,
@@ -16,7 +16,7 @@ from gaac_lab.layer_rules import (
     rope_layers,
     windows,
 )
-from gaac_lab.plain_layers import Family, Heads, context, heads, of_one_width
+from gaac_lab.families.plain_layers import Family, Heads, context, heads, of_one_width
 
 FULL = "full_attention"
 

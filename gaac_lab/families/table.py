@@ -12,15 +12,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from gaac_lab import layer_patterns as patterns
-from gaac_lab import layer_rules as rules
-from gaac_lab import recurrent, states
-from gaac_lab.config_fields import Fields, overridden, text_part
-from gaac_lab.family_names import NOT_COUNTED, TEXT_TYPES
-from gaac_lab.geometry import Geometry
-from gaac_lab.latent import Latent, indexed, latent
-from gaac_lab.layer_rules import common, every_head, every_layer, first_of, last_of
-from gaac_lab.plain_layers import (
+from gaac_lab.families import layer_patterns as patterns
+from gaac_lab.families import layer_rules as rules
+from gaac_lab.families import recurrent, states
+from gaac_lab.families.config_fields import Fields, overridden, text_part
+from gaac_lab.families.family_names import NOT_COUNTED, TEXT_TYPES
+from gaac_lab.families.geometry import Geometry
+from gaac_lab.families.latent import Latent, indexed, latent
+from gaac_lab.families.layer_rules import common, every_head, every_layer, first_of, last_of
+from gaac_lab.families.plain_layers import (
     Family,
     decoder,
     falcon,
@@ -32,9 +32,9 @@ from gaac_lab.plain_layers import (
     remote,
     standard,
 )
-from gaac_lab.recurrent import hybrid
-from gaac_lab.two_lengths import bart, t5, with_cross_attention, with_cross_layers
-from gaac_lab.uneven_layers import (
+from gaac_lab.families.recurrent import hybrid
+from gaac_lab.families.two_lengths import bart, t5, with_cross_attention, with_cross_layers
+from gaac_lab.families.uneven_layers import (
     chunked,
     every_nth_holds,
     gemma3n,

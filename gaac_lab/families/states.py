@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gaac_lab.config_fields import ABSENT, Fields
-from gaac_lab.geometry import State
-from gaac_lab.layer_rules import HEADS, WIDTH
+from gaac_lab.families.config_fields import ABSENT, Fields
+from gaac_lab.families.geometry import State
+from gaac_lab.families.layer_rules import HEADS, WIDTH
 
 FLOAT32 = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from gaac_lab.geometry import LayerKV
+from gaac_lab.families.geometry import LayerKV
 
 
 @dataclass(frozen=True)
