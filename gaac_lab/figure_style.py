@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -42,9 +43,19 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return in_style
 
 
+class ShownFigure(Figure):
+    """A figure that notebooks show as a picture, whether or not pyplot's backend was ever asked."""
+
+    def _repr_png_(self) -> bytes:
+        """What IPython displays."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
+
+
 def new_figure(
     width: float = 7.2, height: float = 3.8, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
     """A figure outside pyplot's registry, so that a notebook shows it once, where it is named."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])

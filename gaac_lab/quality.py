@@ -231,7 +231,7 @@ def _knows(model: Any, tokenizer: Any, cache: Any, fact: planted.Fact, chunk_tok
     """Whether the whole number is the model's first choice; the question goes into `cache`."""
     ids, answer_tokens = planted.question(tokenizer, fact)
     said = forced(model, cache, ids, chunk_tokens=chunk_tokens).chosen.cpu()
-    return torch.equal(said[-answer_tokens:-1], ids[0, -answer_tokens:-1])
+    return torch.equal(said[-answer_tokens:], ids[0, -answer_tokens:])
 
 
 def _one_round(

@@ -79,6 +79,19 @@ def test_lossy_routes_are_not_exact_and_say_so(table: pd.DataFrame) -> None:
     assert lossy_rows["note"].str.contains(BEST_CASE).all()
 
 
+def test_a_cache_that_lost_a_token_is_not_exact_however_well_it_did(
+    default_model: tuple[Any, Any], ids: list[torch.Tensor]
+) -> None:
+    """This window drops its first token in the last update, after everything has been said."""
+    make = partial(LossyCache, make_layer=partial(WindowLayer, CONTEXT + EVAL - 1))
+    late = Route("late", "tokens", "", "", make)
+    table = quality.perplexity(
+        default_model[0], [lossy.uncompressed(), late], ids[:1], context_tokens=CONTEXT
+    )
+    assert table["nll_diff"].tolist() == [0.0, 0.0]
+    assert table["exact"].tolist() == [True, False]
+
+
 def test_bytes_are_what_each_route_says(table: pd.DataFrame) -> None:
     share = table["share_of_raw"]
     assert (table["kv_raw_bytes"] == 30 * 2 * 3 * CONTEXT * 64 * 2).all()

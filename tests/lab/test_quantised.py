@@ -56,6 +56,18 @@ def test_an_outlier_channel_of_k_does_not_touch_the_others(bits: int) -> None:
     assert error.abs().max() < 4.2 / (2**bits - 1) + 0.02  # half of 8.4, its own spread
 
 
+def test_keys_share_a_scale_by_channel_and_values_by_token() -> None:
+    """An outlier channel costs no other keys anything, an outlier token no other values."""
+    keys, values = states(64), torch.randn(1, HEADS, 64, HEAD_DIM).to(torch.bfloat16)
+    values[..., 5, :] *= 20
+    layer = QuantisedLayer(4)
+    layer.update(keys, values)
+    assert (layer.keys - keys)[..., :7].abs().max() < 0.4
+    assert (layer.values - values)[..., 6:, :].abs().max() < 0.4
+    assert layer.packed[0].scale.shape == (1, HEADS, 1, 1, HEAD_DIM)
+    assert layer.packed[1].scale.shape == (1, HEADS, 1, 64, 1)
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_constant_values_come_back(bits: int) -> None:
     blocks = torch.full((1, 1, 1, 64, 64), -3.25, dtype=torch.bfloat16)

@@ -148,6 +148,17 @@ def test_figures_are_kept_as_png_and_svg_with_captions(smoke: Path) -> None:
         assert (smoke / figure.svg).stat().st_size > 5_000
 
 
+def test_executed_notebooks_show_each_figure_as_a_picture(smoke: Path) -> None:
+    for name, receipt in runs.read_receipts(smoke).items():
+        notebook = json.loads((smoke / "notebooks" / f"{name}.ipynb").read_text())
+        shown = [
+            "image/png" in output.get("data", {})
+            for cell in notebook["cells"]
+            for output in cell.get("outputs", [])
+        ]
+        assert sum(shown) == len(receipt.figures), name
+
+
 def test_executed_notebooks_hold_no_warnings(smoke: Path) -> None:
     for name in NOTEBOOKS:
         notebook = json.loads((smoke / "notebooks" / f"{name}.ipynb").read_text())
