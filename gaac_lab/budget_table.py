@@ -105,7 +105,8 @@ def _kinds(found: KVBudget) -> Table:
     for kind in found.kinds:
         window = "all tokens" if kind.window_tokens is None else f"{kind.window_tokens:,}"
         more = (str(kind.latent_dim), str(kind.index_dim)) if latent else ()
-        heads = (str(kind.kv_heads), str(kind.k_head_dim), str(kind.v_head_dim))
+        widths = (kind.kv_heads, kind.k_head_dim, kind.v_head_dim)
+        heads = ("–",) * 3 if kind.latent_dim else tuple(map(str, widths))
         each = f"{kind.bytes_per_token:,}"
         table.add_row(str(kind.layers), *heads, *more, window, each)
     return table
