@@ -85,7 +85,6 @@ def test_pages_read_in_place_peak_below_every_uncompressed_form(
         decode.append(result["decode_peak_bytes"])
     *others, in_place = decode
     assert in_place < 0.8 * min(others)
-    assert decode[1] > decode[0]  # eager attention repeats K and V, a layer at a time
 
 
 @pytest.mark.usefixtures("default_model_path")
