@@ -7,6 +7,7 @@ tokens it dropped were padding, and no way back (`crop`), since what was dropped
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,9 +34,9 @@ class LossyLayer(DynamicLayer):
         self.cumulative_length = 0
 
     @property
+    @abstractmethod
     def held_tokens(self) -> int:
         """Tokens whose K and V are here."""
-        raise NotImplementedError
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor that this layer keeps alive; all of them count as stored."""
@@ -53,6 +54,20 @@ class LossyLayer(DynamicLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """Refused with RuntimeError: what was dropped or rounded cannot be brought back."""
         raise RuntimeError(f"{type(self).__name__} cannot go back: start with an empty cache.")
+
+
+class FixedRowsLayer(LossyLayer):
+    """A layer whose batch rows stay as they came: it keeps more of them than K and V."""
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Refused with RuntimeError, as are the other changes of batch rows."""
+        raise RuntimeError(f"{type(self).__name__} knows no beams: decode without them.")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.reorder_cache(torch.LongTensor([]))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.reorder_cache(torch.LongTensor([]))
 
 
 class LossyCache(DynamicCache):

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gaac_lab.lossy_layer import LossyLayer
+from gaac_lab.lossy_layer import FixedRowsLayer
 
 BITS = (8, 4, 2)
 BLOCK_TOKENS = 64
@@ -97,7 +97,7 @@ def codes_of(packed: Packed) -> torch.Tensor:
     return (apart & (2**packed.bits - 1)).flatten(-2)
 
 
-class QuantisedLayer(LossyLayer):
+class QuantisedLayer(FixedRowsLayer):
     """K with a scale a channel and block, V with a scale a token; both per KV head.
 
     Tokens are quantised a whole block at a time, once, and the codes are never touched again; up to
@@ -181,16 +181,6 @@ class QuantisedLayer(LossyLayer):
         """Drop everything; the next update starts anew."""
         self._empty_sides()
         self.cumulative_length, self.is_initialized = 0, False
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Refused with NotImplementedError, as are the other changes of batch rows."""
-        raise NotImplementedError("QuantisedLayer knows no beams: decode without them.")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.LongTensor([]))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.reorder_cache(torch.LongTensor([]))
 
     def _empty_sides(self) -> None:
         self._keys = _Side(self.bits, self.block_tokens, _TOKENS)

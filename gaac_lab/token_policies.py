@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gaac_lab.codec import KVCodec
-from gaac_lab.lossy_layer import LossyLayer
+from gaac_lab.lossy_layer import FixedRowsLayer, LossyLayer
 
 
 class WindowLayer(LossyLayer):
@@ -105,7 +105,7 @@ class PackedWindowLayer(WindowLayer):
         return self._codec.decode(blob).to(self.device)
 
 
-class HeavyHitterLayer(LossyLayer):
+class HeavyHitterLayer(FixedRowsLayer):
     """Per KV head, the `heavy` tokens that got the most attention, and the last `recent`.
 
     Attention is summed over all queries so far and over the query heads that share the KV head, in
@@ -177,16 +177,6 @@ class HeavyHitterLayer(LossyLayer):
         """Drop everything; the next update starts anew."""
         super().reset()
         self._received, self._waits = None, False
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Refused with NotImplementedError, as are the other changes of batch rows."""
-        raise NotImplementedError("HeavyHitterLayer knows no beams: decode without them.")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.LongTensor([]))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.reorder_cache(torch.LongTensor([]))
 
 
 def _gathered(states: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,20 @@ def test_pages_read_in_place_peak_below_every_uncompressed_form(
 
 
 @pytest.mark.usefixtures("default_model_path")
+def test_eager_attention_peaks_above_the_default(default_model: tuple[Any, Any]) -> None:
+    """It repeats K and V, a layer at a time: far above the meter's 1 % at this length."""
+    model, tokenizer = default_model
+    jobs = [
+        MemoryJob(configuration=one, prompt="long_document", tokens=2048)
+        for one in (BASELINE, EAGER)
+    ]
+    default, eager = memory_probe.measure(jobs, model=model, tokenizer=tokenizer, name="default")
+    assert not isinstance(default, Failure), default
+    assert not isinstance(eager, Failure), eager
+    assert eager["decode_peak_bytes"] > 1.03 * default["decode_peak_bytes"]
+
+
+@pytest.mark.usefixtures("default_model_path")
 def test_a_prompt_is_read_in_chunks_where_a_job_asks_for_it(
     default_model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

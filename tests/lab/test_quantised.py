@@ -170,7 +170,7 @@ def test_assignment_is_refused() -> None:
     layer.update(states(TOKENS), states(TOKENS))
     with pytest.raises(AttributeError, match="update"):
         layer.keys = states(3)  # type: ignore[assignment]
-    with pytest.raises(NotImplementedError, match="beams"):
+    with pytest.raises(RuntimeError, match="QuantisedLayer knows no beams"):
         layer.batch_repeat_interleave(2)
 
 
